@@ -1,15 +1,60 @@
 """Weights that ranks hold in parts: gradients in FSDP2's exchange of the whole model, sizes under ZeRO-3."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from conformance.cli.started import finish_ranks
 from conformance.rollout.digits import load_model, requests_for, scenes, template_of
 from rollmatch.model.policy import LARGE_VOCABULARY, count_weights, head_worth_avoiding
 from rollmatch.model.sharding import EvenGradients
 from rollmatch.rollout.backend import Decoding, HfBackend
+
+GATHERED = """
+import random
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from rollmatch.model import sharding
+
+dist.init_process_group("gloo")
+calls, gather = [], dist.all_gather_into_tensor
+dist.all_gather_into_tensor = lambda *given, **named: calls.append(given[1]) or gather(*given, **named)
+mesh, chance = init_device_mesh("cpu", (dist.get_world_size(),)), random.Random(0)
+for _ in range(40):
+    shapes = [[chance.randint(1, 7) for _ in range(chance.randint(1, 3))] for _ in range(chance.randint(0, 12))]
+    plain = [torch.randn(shape).to(chance.choice([torch.float32, torch.bfloat16])) for shape in shapes]
+    for weight in plain:
+        dist.broadcast(weight, 0)
+    ways = [chance.choice([Shard(0), Shard(0), Shard(0), Shard(len(shape) - 1), Replicate(), None]) for shape in shapes]
+    split = [distribute_tensor(w, mesh, [way]) if way else w for w, way in zip(plain, ways)]
+    sharding.GATHER_BYTES = {"cpu": chance.choice([1, 200, 2**22])}
+    types = [chance.choice([weight.dtype, torch.float16]) for weight in plain]
+    whole = list(sharding.each_whole(zip(split, types, strict=True)))
+    expected = [weight.to(dtype) if way == Shard(0) else weight for weight, dtype, way in zip(plain, types, ways)]
+    assert [w.dtype for w in whole] == [w.dtype for w in expected]
+    assert all(map(torch.equal, whole, expected)), (shapes, ways)
+    assert not any(isinstance(w, DTensor) for w in whole)
+assert calls
+calls.clear()
+weights = [(distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)]), torch.bfloat16) for _ in range(9)]
+sharding.GATHER_BYTES = {"cpu": 4 * 48}
+assert len(list(sharding.each_whole(weights))) == 9
+assert [len(call) * dist.get_world_size() for call in calls] == [4 * 24, 4 * 24, 24], calls
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_weights_that_are_gathered_together_are_whole_and_in_order(tmp_path, num_ranks):
+    script = tmp_path / "gathered.py"
+    script.write_text(GATHERED)
+    finish_ranks(tmp_path, num_ranks, sys.executable, str(script))
 
 
 class Seeing(nn.Module):

@@ -25,7 +25,7 @@ from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal
-from rollmatch.model import checkpoint
+from rollmatch.model import checkpoint, sharding
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.fence import Fence
@@ -59,23 +59,34 @@ def train(model):
 
 
 class LiveBytes:
-    """Memory of what functions return, as long as anybody holds it."""
+    """Memory of what functions return, or generators yield, as long as anybody holds it."""
 
     def __init__(self):
         self.now = self.peak = 0
+        self._known = set()
 
     def counting(self, make):
         def counted(*args, **kwargs):
             made = make(*args, **kwargs)
-            storage = made.untyped_storage()
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._free, storage.nbytes())
-            return made
+            return list(map(self._counted, made)) if isinstance(made, list) else self._counted(made)
 
         return counted
 
-    def _free(self, num_bytes):
+    def counting_each(self, make):
+        return lambda *args, **kwargs: map(self._counted, make(*args, **kwargs))
+
+    def _counted(self, made):
+        storage = made.untyped_storage()
+        address, num_bytes = storage.data_ptr(), storage.nbytes()
+        if address not in self._known:
+            self._known.add(address)
+            self.now += num_bytes
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._free, address, num_bytes)
+        return made
+
+    def _free(self, address, num_bytes):
+        self._known.discard(address)
         self.now -= num_bytes
 
 
@@ -99,6 +110,10 @@ def main(url, port, folder):
     ranks = Ranks.from_environment()
     model, live = split(make_model()), LiveBytes()
     DTensor.full_tensor = live.counting(DTensor.full_tensor)
+    sharding._all_gathered = live.counting(sharding._all_gathered)
+    sharding._taken_apart = live.counting(sharding._taken_apart)
+    checkpoint.each_whole = live.counting_each(checkpoint.each_whole)
+    sharding.GATHER_BYTES = {"cpu": BUCKET_BYTES // 4}
     checkpoint._merged = live.counting(checkpoint._merged)
     fence, saw = make_fence(url, int(port), folder, ranks), {"events": []}
     for step in (0, 0, 1):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rollmatch.model.merge import LoraFactors, merge_weight, merges_by_kernel
-from rollmatch.model.sharding import gathered, is_sharded, meta_of, shape_of, whole
+from rollmatch.model.sharding import each_whole, gathered, is_sharded, meta_of, shape_of, whole
 
 if TYPE_CHECKING:  # seconds to load
     from peft.tuners.lora import LoraLayer
@@ -137,15 +137,18 @@ def _names_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> CheckpointName
 
 
 @torch.no_grad()
-def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def merged_weights(model: nn.Module, types: Mapping[str, torch.dtype] | None = None) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, tensor) of every weight, adapters merged; tied weights appear once.
 
     Those with LoRA come first. Bit-equal to what peft's ``merge_adapter`` leaves behind (LoRA and DoRA), except in half
     precision on a GPU, where ``merge`` states the difference. Where ranks hold parts, each weight is gathered when its
-    turn comes: all ranks iterate to the end.
+    turn comes: all ranks iterate to the end. Such weights may come in ``types``, by name, to travel as fewer bytes.
     """
     kept = dict(model_tensors(model))
-    yield from _names_of(model, kept).convert((key, make()) for key, _, make in _sources(model, kept))
+    names = _names_of(model, kept)
+    own = {key: tensor.dtype for key, tensor in kept.items()}
+    chosen = own if types is None else {key: types.get(names.name_of(key) or "", own[key]) for key in kept}
+    yield from names.convert((key, make()) for key, _, make in _sources(model, kept, chosen))
 
 
 def model_key(name: str) -> str:
@@ -169,7 +172,8 @@ def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def checkpoint_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(checkpoint name, tensor without memory) of every weight: what ``merged_weights`` will yield, in its order."""
     kept = dict(model_tensors(model))
-    yield from _names_of(model, kept).convert((key, meta) for key, meta, _ in _sources(model, kept))
+    own = {key: tensor.dtype for key, tensor in kept.items()}
+    yield from _names_of(model, kept).convert((key, meta) for key, meta, _ in _sources(model, kept, own))
 
 
 def is_adapted(model: nn.Module) -> bool:
@@ -197,13 +201,15 @@ def _saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer) for name, buffer in buffers if buffer is not None)
 
 
-def _sources(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[Source]:
-    """Of ``model_tensors``: what adapters replace, then everything else."""
+def _sources(model: nn.Module, kept: Mapping[str, Tensor], types: Mapping[str, torch.dtype]) -> Iterator[Source]:
+    """Of ``model_tensors``: what adapters replace, then everything else, gathered in ``types`` where it is split."""
     replaced = set[str]()
     for source in _adapted_sources(model, kept) if is_adapted(model) else ():
         replaced.add(source[0])
         yield source
-    yield from ((key, meta_of(weight), partial(whole, weight)) for key, weight in kept.items() if key not in replaced)
+    others = {key: weight for key, weight in kept.items() if key not in replaced}
+    made = each_whole((weight, types[key]) for key, weight in others.items())
+    yield from ((key, meta_of(weight), partial(next, made)) for key, weight in others.items())
 
 
 def _adapted_sources(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[Source]:

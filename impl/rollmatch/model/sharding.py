@@ -4,16 +4,21 @@ Every forward pass gathers weights, so that all ranks run the same number of pas
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from rollmatch.errors import LaunchError
+
+GATHER_BYTES = {"cuda": 2**28, "cpu": 2**20}
+"""Of weights that one call gathers, by the kind of device: a quarter of a bucket. A call for each takes longer."""
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -40,6 +45,82 @@ def whole(weight: Tensor) -> Tensor:
         return weight.detach()
     with _deepspeed().zero.GatheredParameters([weight], modifier_rank=None):
         return weight.detach().clone()
+
+
+@torch.no_grad()
+def each_whole(weights: Iterable[tuple[Tensor, torch.dtype]]) -> Iterator[Tensor]:
+    """``whole`` of one weight after the other, of which ``GATHER_BYTES`` are gathered at a time. All ranks iterate.
+
+    Those that are gathered together come in the type beside them, which is that in which they travel; others in theirs.
+    """
+    rows: _Rows | None = None
+    for weight, dtype in weights:
+        if rows and not rows.takes(weight, dtype):
+            yield from rows.gather()
+            rows = None
+        if not isinstance(weight, DTensor) or weight.placements != (Shard(0),):
+            yield whole(weight)
+            continue
+        rows = rows or _Rows(weight.device_mesh, dtype)
+        rows.add(weight)
+    yield from rows.gather() if rows else ()
+
+
+class _Rows:
+    """Weights of which each rank holds some rows; all that a rank holds goes to the others at once.
+
+    Of n rows, each of W ranks holds ceil(n / W), the last ones fewer: with n = 5 and W = 4 these are 2, 2, 1 and 0, and
+    the parts of 2 rows that arrive are 0 1, 2 3, 4 -, - -.
+    """
+
+    def __init__(self, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+        self.mesh, self.dtype = mesh, dtype
+        self.weights: list[DTensor] = []
+        self.sizes: list[int] = []
+        """Elements of each rank's part, those that are missing in the last ones included."""
+
+    def takes(self, weight: Tensor, dtype: torch.dtype) -> bool:
+        """Whether this one can be gathered by the same call."""
+        is_like = isinstance(weight, DTensor) and (weight.device_mesh, weight.placements) == (self.mesh, (Shard(0),))
+        num_bytes = (sum(self.sizes) * self.mesh.size() + weight.numel()) * dtype.itemsize
+        return is_like and dtype == self.dtype and num_bytes <= GATHER_BYTES[weight.device.type]
+
+    def add(self, weight: DTensor) -> None:
+        """It is gathered by ``gather``."""
+        self.weights.append(weight)
+        self.sizes.append(-(-len(weight) // self.mesh.size()) * (weight.numel() // max(1, len(weight))))
+
+    def gather(self) -> Iterator[Tensor]:
+        """The whole weights, in the order in which they were added."""
+        num_ranks, held = self.mesh.size(), list[Tensor]()
+        for weight, size in zip(self.weights, self.sizes, strict=True):
+            mine = weight.to_local().to(self.dtype).reshape(-1)
+            held += [mine, mine.new_zeros(size - len(mine))]
+        parts = _all_gathered(torch.cat(held), self.mesh.get_group()).view(num_ranks, -1)
+        wholes = _taken_apart(parts, self.sizes)
+        del held, mine, parts  # only what has not been yielded is kept
+        for weight in self.weights:
+            yield wholes.pop(0).view(-1)[: weight.numel()].view(weight.shape)
+
+
+def _all_gathered(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[n] of each of W ranks -> [W * n], in their order."""
+    parts = mine.new_empty(len(mine) * group.size())
+    dist.all_gather_into_tensor(parts, mine, group=group)
+    return parts
+
+
+def _taken_apart(parts: Tensor, sizes: list[int]) -> list[Tensor]:
+    """[W, n] -> a [W, size] of each size, in memory of its own where there are several.
+
+    >>> [each.tolist() for each in _taken_apart(torch.arange(6).view(2, 3), [1, 2])]
+    [[[0], [3]], [[1, 2], [4, 5]]]
+    """
+    if len(sizes) == 1:
+        return [parts]
+    wholes = [parts.new_empty(len(parts), size) for size in sizes]
+    torch.split_with_sizes_copy(parts, sizes, dim=1, out=wholes)
+    return wholes
 
 
 def meta_of(weight: Tensor) -> Tensor:

@@ -14,10 +14,11 @@ broke because servers were gone for a while is repeated as a newer version.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from rollmatch.errors import FAILURES, RollmatchError, SyncError
@@ -50,15 +51,12 @@ class AdapterTaker(Protocol):
 
 
 class Counted:
-    """Weights on their way to a backend, counted for the journal.
-
-    They are made when the backend first iterates, as a part of the push.
-    """
+    """Weights on their way to a backend, counted for the journal; made when the backend first iterates."""
 
     def __init__(self, weights: Callable[[], NamedWeights]) -> None:
         self._weights = weights
-        self.num_tensors = 0
-        self.num_bytes = 0
+        self._types: Mapping[str, torch.dtype] | None = None
+        self.num_tensors = self.num_bytes = 0
 
     @property
     def is_sharded(self) -> bool:
@@ -70,6 +68,10 @@ class Counted:
         weights: object = self._weights()
         return weights.specs() if isinstance(weights, ListedWeights) else None
 
+    def gather_in(self, types: Mapping[str, torch.dtype]) -> None:
+        """As of the weights."""
+        self._types = types
+
     def adapter(self) -> Adapter:
         """The adapter alone, counted."""
         adapter = self._weights().adapter()
@@ -80,7 +82,10 @@ class Counted:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         self.num_tensors = self.num_bytes = 0
-        for name, tensor in self._weights():
+        weights = self._weights()
+        if self._types is not None:
+            weights.gather_in(self._types)
+        for name, tensor in weights:
             self._count(tensor)
             yield name, tensor
             del tensor  # not kept while the next one is gathered

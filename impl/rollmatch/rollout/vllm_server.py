@@ -78,10 +78,10 @@ class VllmServerBackend:
         self.members.instances = None
         try:
             if self.sender:
-                specs = weights.specs() if isinstance(weights, ListedWeights) else None
-                sent = passing
-                if specs is not None:
-                    sent = OutgoingWeights(specs=tuple(specs), weights=passing, is_gathered=is_sharded)
+                sent: Iterable[tuple[str, Tensor]] | OutgoingWeights = passing
+                if isinstance(weights, ListedWeights) and (specs := weights.specs()) is not None:
+                    gather_in = weights.gather_in if is_sharded else None
+                    sent = OutgoingWeights(specs=tuple(specs), weights=passing, gather_in=gather_in)
                 self._sender_for_present().send(sent, version=version)
         finally:
             if is_sharded:

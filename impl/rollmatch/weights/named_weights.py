@@ -5,11 +5,13 @@ it. Every rank must iterate over sharded weights, because ranks wait for each ot
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -57,6 +59,7 @@ class NamedWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = _without_wrapper(model)
+        self._types: Mapping[str, torch.dtype] | None = None
 
     @property
     def is_sharded(self) -> bool:
@@ -64,13 +67,20 @@ class NamedWeights:
         return is_sharded(self.model)
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return merged_weights(self.model)
+        types = [self._types]
+        if self.is_sharded:
+            dist.broadcast_object_list(types, 0)  # ranks gather alike, and the first one sends
+        yield from merged_weights(self.model, *types)
 
     def specs(self) -> list[Spec] | None:
         """Name, type and shape of each, in order, before one is gathered or merged; None where all are in memory."""
         if not self.is_sharded and not is_adapted(self.model):
             return None
         return [spec_of(*pair) for pair in checkpoint_tensors(self.model)]
+
+    def gather_in(self, types: Mapping[str, torch.dtype]) -> None:
+        """In which the ranks gather weights of these names; the first rank says so, before anybody iterates."""
+        self._types = types
 
     def adapter(self) -> Adapter:
         """The adapter alone. Errors: ``AdapterNotSendable``."""

@@ -255,9 +255,11 @@ def failing(where: str) -> Iterator[None]:
 
 
 def _num_in_flight(transfer: WeightTransfer) -> int:
-    """Buckets at the same time: one where the next is gathered, because that beside a broadcast may lock up NCCL."""
-    if transfer.is_gathered:
-        return 1
+    """Buckets at the same time.
+
+    The next one may be gathered meanwhile, by another communicator: only the sender is in both, so that neither waits
+    for the other.
+    """
     return 2 if transfer.is_streamed else 3
 
 

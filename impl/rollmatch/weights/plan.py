@@ -116,8 +116,6 @@ class WeightTransfer:
     """What servers merge, where the tensors are an adapter's."""
     merged: Iterable[Tensor] = ()
     """[len(merges)] the learner's own merge, each weight made when its turn comes."""
-    is_gathered: bool = False
-    """Whether ranks gather tensors as they are sent."""
 
     @property
     def is_streamed(self) -> bool:

@@ -1,12 +1,13 @@
 """Weights that are gathered and merged while they are sent: a rank holds what is under way, never the whole model."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, overload, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from rollmatch.weights.plan import Plan, Spec, WeightTransfer, make_plan, spec_of
+from rollmatch.weights.plan import DTYPES, Plan, Spec, WeightTransfer, make_plan, spec_of
 
 
 class TensorStream(Sequence[Tensor]):
@@ -45,6 +46,9 @@ class ListedWeights(Protocol):
     def specs(self) -> Sequence[Spec] | None:
         """In the order in which they come; None where none has to be made, or they cannot be listed."""
 
+    def gather_in(self, types: Mapping[str, torch.dtype]) -> None:
+        """Types in which the next iteration may make weights of these names; it is not an error if it does not."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingWeights:
@@ -55,8 +59,13 @@ class OutgoingWeights:
     """(name, tensor), as ``specs`` lists them."""
     is_held: bool = False
     """Whether all are in memory already, so that they may be sent in any order."""
-    is_gathered: bool = False
-    """Whether ranks gather them while they are sent: once, and beside nothing else that these GPUs transfer."""
+    gather_in: Callable[[Mapping[str, torch.dtype]], None] | None = None
+    """Takes the types in which tensors travel, by name, before ranks gather the first one; None where they do not."""
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether ranks gather them while they are sent, which is possible once."""
+        return self.gather_in is not None
 
     @classmethod
     def of(cls, weights: "OutgoingWeights | Iterable[tuple[str, Tensor]]") -> "OutgoingWeights":
@@ -82,9 +91,10 @@ class OutgoingWeights:
     def transfer(self, plan: Plan) -> WeightTransfer:
         """One sync of these weights; tensors that are not in memory are made as they are sent."""
         passing = (tensor for _, tensor in self.weights)
+        if self.gather_in is not None:
+            self.gather_in({spec.name: DTYPES[spec.dtype] for spec in plan.specs})
         if not self.is_held:
-            stream = TensorStream(passing, len(plan.specs))
-            return WeightTransfer(plan=plan, tensors=stream, is_gathered=self.is_gathered)
+            return WeightTransfer(plan=plan, tensors=TensorStream(passing, len(plan.specs)))
         held = tuple(passing)
         return WeightTransfer(plan=plan, tensors=tuple(held[index] for index in plan.order))
 
