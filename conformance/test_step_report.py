@@ -8,6 +8,7 @@ import torch
 
 from conformance.doubles.records import make_rollout, make_sample
 from rollmatch.learn.batch import MicroBatch
+from rollmatch.objectives.protocol import TrainingTargets
 from rollmatch.objectives.rollout_matching.loss import LossTerms
 from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective, summarize
 from rollmatch.objectives.rollout_matching.supervision import MaskRules
@@ -111,7 +112,9 @@ def test_losses_of_micro_batches_add_up(full):
 
 @pytest.mark.scenario(clauses=["observability/time-is-measured-by-phase#4"])
 def test_a_step_without_anything_has_the_same_figures_all_zero(full):
-    empty = StepReport(step=0, objective=MATCHING).figures()
+    step = StepReport(step=0, objective=MATCHING)
+    step.add_targets(TrainingTargets(segments=()))
+    empty = step.figures()
     assert empty.keys() == full.figures().keys()
     assert set(empty.values()) == {0.0}
     times = measure((1.0, 1.0), StepReport(step=0, objective=MATCHING).phase_s, [])

@@ -12,6 +12,7 @@ from conformance.objectives.ladders import Ladder
 from conformance.objectives.locks import sample_of
 from conformance.refusals import refused
 from rollmatch.objectives.environment import begin, generator_of, load_environment, show, take_step
+from rollmatch.objectives.verifiers_like import OncePerProcess
 
 LADDER = "conformance.objectives.ladders:Ladder"
 
@@ -188,3 +189,9 @@ def test_an_environment_of_verifiers_v1_is_refused_with_its_version(monkeypatch)
     monkeypatch.setitem(sys.modules, "verifiers", SimpleNamespace(__version__="0.4.0"))
     with refused("environment-misfit", "name", problem="verifiers.v1 (verifiers 0.4.0)"):
         load_environment(f"{__name__}:Later", {}, key="name")
+
+
+def test_an_environment_of_verifiers_is_made_once_per_process():
+    once = OncePerProcess(list)
+    assert once() is once()
+    assert pickle.loads(pickle.dumps(once))() is not once()

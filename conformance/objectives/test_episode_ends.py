@@ -35,8 +35,10 @@ def test_what_is_no_action_ends_the_episode_and_is_counted():
     assert side.calls == [], "no further turn was requested"
     ((event, note),) = side.notes
     assert (event, note["num_unparsable"], note["num_episodes"], note["finished"]) == ("played", 4, 4, 4)
-    assert note["unparsable"][0] == "'C' is neither A nor B"
+    assert note["unparsable"] == ["'C' is neither A nor B"] * 4
     assert climbing().make_segments(SAMPLES, side.answer(SAMPLES), side.context()).reports[0].total_return == 0.0
+    played(side, num=3)
+    assert (side.notes[-1][1]["num_unparsable"], len(side.notes[-1][1]["unparsable"])) == (6, 5)
     good = TurnSide()
     played(good)
     assert good.notes[0][1]["num_unparsable"] == 0
@@ -128,7 +130,7 @@ def climbed(rungs, *, after=0):
     rewards = tuple((turn.stop, 1.0) for turn in turns if turn.number >= after)
     return Trajectory(
         sample=sample_of(), prompt_token_ids=(1,), token_ids=tuple(ids), rewards=rewards, policy_version=1,
-        turns=tuple(turns[after:]) if after else tuple(turns),
+        turns=tuple(turns[after:]) if after else tuple(turns), is_finished=True,
     )  # fmt: skip
 
 

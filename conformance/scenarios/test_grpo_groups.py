@@ -9,7 +9,6 @@ from conformance.doubles.tokenizer import make_vocabulary
 from conformance.scenarios.configs import config_with
 from rollmatch.cli.objectives import make_objective
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.objectives.grpo.objective import NUM_SHOWN
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
@@ -47,14 +46,14 @@ def rollout(reward, *, finish_reason="stop"):
     return make_rollout(response, prompt_token_ids=(1, 2), finish_reason=finish_reason, response_logprobs=logprobs)
 
 
-def targets_of(objective, *rollouts, samples=(SAMPLE,), ranks=None):
+def targets_of(objective, *rollouts, samples=(SAMPLE,), ranks=None, log=lambda *event, **fields: None):
     context = ObjectiveContext(
         step=0,
         ranks=ranks or Ranks(),
         decoding=Decoding(max_new_tokens=8, temperature=1.0),
         generate=None,
         score=lambda segments, reference=False: [(-2.0,) * segment.train_len for segment in segments],
-        log=lambda *event, **fields: None,
+        log=log,
     )
     return objective.make_segments(samples, rollouts, context)
 
@@ -155,13 +154,21 @@ def test_two_processes_scale_together():
     assert advantages((1, 0, 3, 0), baseline="leave_one_out") == pytest.approx([2 * one for one in alone])
 
 
+def test_the_first_failures_of_rewards_are_written_down():
+    notes = []
+    objective = objective_with(f"{SECTION}num_generations=2")
+    made = map(rollout, ("a", "b", "c", 1, "d", "e", 0, "f"))
+    targets_of(objective, *made, samples=(SAMPLE,) * 4, log=lambda event, **fields: notes.append(fields))
+    assert [failure[-3:] for failure in notes[0]["failures"]] == ["'a'", "'b'", "'c'", "'d'", "'e'"]
+    assert notes[0]["rewards"] == [None, None, None, 1, None, None, 0, None]
+
+
 def test_figures_count_groups_that_teach_nothing_and_an_evaluation_shows_its_first_answers():
     objective = objective_with(f"{SECTION}num_generations=2")
     made = targets_of(objective, *map(rollout, (1, 0, 1, 1)), samples=(SAMPLE,) * 2)
     figures = objective.summarize(made.reports)
     assert (figures["reward"], figures["flat_group_rate"]) == (0.75, 0.5)
-    num_answers = NUM_SHOWN + 1
-    evaluated = objective.evaluate([SAMPLE] * num_answers, [rollout(1)] * num_answers, None)
-    assert [shown["reward"] for shown in evaluated.record["answers"]] == [1.0] * NUM_SHOWN
-    assert evaluated.metrics["num_scenes"] == num_answers
+    evaluated = objective.evaluate([SAMPLE] * 65, [rollout(1)] * 65, None)
+    assert [shown["reward"] for shown in evaluated.record["answers"]] == [1.0] * 64
+    assert evaluated.metrics["num_scenes"] == 65
     assert "flat_group_rate" not in evaluated.metrics
