@@ -37,11 +37,15 @@ def supervision_of(*segments):
     return supervise_policy(segments, starts=starts, num_tokens=sum(each.encoded_len for each in segments))
 
 
+def rules_with(**rules):
+    return PolicyRules(**{"max_new_tokens": 10, "temperature": 1.0} | rules)
+
+
 def score(logprobs, *segments, totals=None, **rules):
     supervision = supervision_of(*segments)
     totals = totals or count_policy_totals([supervision], list)
     column = torch.tensor(logprobs, requires_grad=True)
-    terms = score_tokens(column, supervision=supervision, rules=PolicyRules(**rules), totals=totals)
+    terms = score_tokens(column, supervision=supervision, rules=rules_with(**rules), totals=totals)
     terms.total.backward()
     return float(terms.total.detach()), column.grad.tolist(), terms.figures
 
@@ -120,21 +124,21 @@ def test_the_engines_own_rounding_is_corrected_up_to_a_cap():
     ("normalize", "weights"), [("token", [1 / 4] * 4), ("sequence", [1 / 6] * 3 + [1 / 2]), ("constant", [1 / 20] * 4)]
 )
 def test_tokens_weigh_as_the_normalisation_says(normalize, weights):
-    _, grad, _ = score([-1.0] * 4, segment(3), segment(1), normalize=normalize, max_new_tokens=10)
+    _, grad, _ = score([-1.0] * 4, segment(3), segment(1), normalize=normalize)
     assert grad == pytest.approx([-weight for weight in weights])
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#2"])
 @pytest.mark.parametrize(("normalize", "weight"), [("token", 1 / 5), ("sequence", 1 / 4), ("constant", 1 / 20)])
 def test_a_masked_completion_has_no_token_but_counts_as_one(normalize, weight):
-    _, grad, _ = score([-1.0] * 2, segment(2), segment(3, is_masked=True), normalize=normalize, max_new_tokens=10)
+    _, grad, _ = score([-1.0] * 2, segment(2), segment(3, is_masked=True), normalize=normalize)
     assert grad == pytest.approx([-weight] * 2)
     supervision = supervision_of(segment(2), segment(3, is_masked=True))
     assert policy_logit_indices(supervision) == (0, 1)
     totals = count_policy_totals([supervision], list)
     assert totals == PolicyTotals(num_tokens=2, num_target_tokens=5, num_segments=2)
     logits = torch.zeros(7, NUM_IDS, requires_grad=True)
-    rules = PolicyRules(normalize=normalize)
+    rules = rules_with(normalize=normalize)
     policy_loss(logits, supervision=supervision, rules=rules, totals=totals, is_kept=False).total.backward()
     assert logits.grad.abs().sum(-1).bool().tolist() == [True, True, False, False, False, False, False]
 
@@ -143,7 +147,7 @@ def test_a_step_of_masked_completions_only_moves_nothing():
     supervision = supervision_of(segment(2, is_masked=True))
     totals = count_policy_totals([supervision], list)
     logits = torch.randn(0, NUM_IDS, requires_grad=True)
-    terms = policy_loss(logits, supervision=supervision, rules=PolicyRules(), totals=totals, is_kept=True)
+    terms = policy_loss(logits, supervision=supervision, rules=rules_with(), totals=totals, is_kept=True)
     terms.total.backward()
     assert float(terms.total.detach()) == 0
     assert set(terms.figures.values()) == {0.0}
@@ -163,7 +167,7 @@ segments = st.builds(random_segment, st.integers(1, 5), st.integers(1, 3), st.in
 @given(st.lists(segments, min_size=2, max_size=6), st.sampled_from(["token", "sequence", "constant"]), st.data())
 def test_micro_batches_packed_or_padded_add_up_to_the_whole_step(drawn, normalize, data):
     cut = data.draw(st.integers(1, len(drawn) - 1))
-    rules = PolicyRules(beta=0.1, normalize=normalize, temperature=0.7)
+    rules = rules_with(beta=0.1, normalize=normalize, temperature=0.7)
     states = [torch.randn(each.encoded_len, NUM_IDS, generator=torch.Generator().manual_seed(3)) for each in drawn]
     totals = count_policy_totals([supervision_of(*drawn)], list)
 
@@ -192,7 +196,7 @@ def test_a_target_that_does_not_fit_its_tokens_is_refused():
 def test_logits_of_another_number_are_refused():
     supervision = supervision_of(segment(2))
     totals = count_policy_totals([supervision], list)
-    scoring = {"supervision": supervision, "rules": PolicyRules(), "totals": totals}
+    scoring = {"supervision": supervision, "rules": rules_with(), "totals": totals}
     for num_rows, is_kept in ((3, True), (2, False)):
         with refused("policy-logits-misfit", "logits"):
             policy_loss(torch.zeros(num_rows, NUM_IDS), is_kept=is_kept, **scoring)

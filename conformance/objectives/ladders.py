@@ -6,10 +6,9 @@ from random import Random
 
 from conformance.doubles.records import make_reply
 from conformance.doubles.tokenizer import ids_of_bytes
-from conformance.objectives.locks import VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
+from conformance.objectives.locks import POLICY_RULES, VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
 from rollmatch.data import Reuse
 from rollmatch.objectives.environment import ActionUnparsable
-from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
@@ -109,7 +108,7 @@ def grouped(*, old="recomputed"):
     """GRPO on the ladder."""
     return GrpoObjective(
         reuse=Reuse(num_rollouts=2), group_rules=GroupRules(scale="none", mask_truncated=False),
-        policy_rules=PolicyRules(), logprob_rules=LogprobRules(old=old, corrects=False, reference_in_batch=False),
+        policy_rules=POLICY_RULES, logprob_rules=LogprobRules(old=old, corrects=False, reference_in_batch=False),
         rewards=(), vocabulary=VOCABULARY, world=world(),
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ from rollmatch.rollout.backend import Decoding
 VOCABULARY = make_vocabulary()
 A, B = ids_of_bytes(b"AB")
 DECODING = Decoding(max_new_tokens=6, temperature=0.7, top_p=0.9, top_k=40, repetition_penalty=1.1, logprobs=True)
+POLICY_RULES = PolicyRules(max_new_tokens=6, temperature=1.0)
 LENGTH = 4
 
 
@@ -90,7 +91,7 @@ def objective(**fields) -> VinePpoObjective:
     )
     made = VinePpoObjective(
         reuse=Reuse(num_rollouts=2, num_iterations=2),
-        policy_rules=PolicyRules(max_new_tokens=6),
+        policy_rules=POLICY_RULES,
         reads_logprobs=False,
         logprob_rules=LogprobRules(old="recomputed", corrects=False, reference_in_batch=False),
         vocabulary=VOCABULARY,
@@ -115,5 +116,5 @@ def gradient_of(segments):
     supervision = supervise_policy(segments, starts=starts, num_tokens=sum(lengths))
     logits = torch.randn(sum(lengths), len(VOCABULARY), requires_grad=True)
     totals = count_policy_totals([supervision], list)
-    policy_loss(logits, supervision=supervision, rules=PolicyRules(), totals=totals, is_kept=False).total.backward()
+    policy_loss(logits, supervision=supervision, rules=POLICY_RULES, totals=totals, is_kept=False).total.backward()
     return logits.grad, supervision, totals

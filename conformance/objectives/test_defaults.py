@@ -20,7 +20,7 @@ VARIANTS = {
     "low_probability": (*VINEPPO, "custom.extra.vineppo.steps=low_probability"),
     "vineppo_mcts": ("custom.trainer_variant=vineppo_mcts", *VINEPPO[1:]),
 }
-OF_OTHER_KEYS = {"num_rollouts", "maskiou_gate", "max_new_tokens", "weight", "reads_logprobs", "wants_logprobs"}
+OF_OTHER_KEYS = {"num_rollouts", "maskiou_gate", "weight", "reads_logprobs", "wants_logprobs"}
 
 
 class AsTemplate(OfVocabulary):

@@ -118,7 +118,6 @@ def test_prefixes_are_true_prefixes_and_limits_hold(num_turns, turn_len, most, s
     for one in trajectories:
         assert len(one.turns) <= num_turns
         assert one.written == tuple(map(one.is_written, range(len(one.token_ids))))
-        assert one.num_written() == sum(one.written)
         cuts = (*(turn.start for turn in one.turns), len(one.token_ids))
         assert Turns().cuts(one) == cuts
         assert turn_len > 1 or FixedTokens(num_tokens=1).cuts(one) == cuts, "no step starts in an observation"

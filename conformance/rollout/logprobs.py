@@ -62,5 +62,5 @@ def figures_of(model, requests, rollouts, *, temperature: float) -> dict[str, fl
     ends = list(accumulate(segment.encoded_len for segment in segments))
     supervision = supervise_policy(segments, starts=[0, *ends[:-1]], num_tokens=ends[-1])
     totals = count_policy_totals([supervision], list)
-    rules = PolicyRules(temperature=temperature)
+    rules = PolicyRules(max_new_tokens=8, temperature=temperature)
     return score_tokens(torch.tensor(list(chain(*found))), supervision=supervision, rules=rules, totals=totals).figures

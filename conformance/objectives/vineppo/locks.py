@@ -30,6 +30,7 @@ def trajectory_of(token_ids, *, sample_id=0, version=1, **fields):
         token_ids=tuple(token_ids),
         rewards=((len(token_ids), reward),),
         policy_version=version,
+        is_finished=True,
         **fields,
     )
 

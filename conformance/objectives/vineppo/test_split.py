@@ -28,7 +28,7 @@ SPLITTERS = {
 
 def trajectory(token_ids, **fields):
     written = {"token_ids": tuple(token_ids), "rewards": ((len(token_ids), 1.0),), **fields}
-    return Trajectory(sample=sample_of(), prompt_token_ids=(1,), policy_version=1, **written)
+    return Trajectory(sample=sample_of(), prompt_token_ids=(1,), policy_version=1, is_finished=True, **written)
 
 
 def pieces(text, splitter, *, encode=VOCABULARY.encode):
@@ -44,7 +44,7 @@ def pieces(text, splitter, *, encode=VOCABULARY.encode):
 @given(text=PROSE, seed=st.integers(0, 2**31))
 def test_steps_tile_and_states_are_prefixes(name, text, seed):
     ids = (*VOCABULARY.encode(text), VOCABULARY.stop_id)
-    turns = tuple(Turn(start=start, stop=start + 1) for start in range(0, len(ids), 3))
+    turns = tuple(Turn(start=start, stop=start + 1, number=start // 3) for start in range(0, len(ids), 3))
     whole = trajectory(ids, logprobs=tuple(-np.random.default_rng(seed).exponential(size=len(ids))), turns=turns)
     cuts = SPLITTERS[name].cuts(whole)
     states = states_of(whole, cuts)
@@ -64,7 +64,7 @@ def test_lines_begin_with_their_line_feed_and_turns_with_their_first_token():
     fused = next(i for i in range(256, len(VOCABULARY)) if VOCABULARY.piece(i) == b'", "')
     ids = (*ids_of_bytes(b"a"), fused, *ids_of_bytes(b"\nb"))
     assert Lines(vocabulary=VOCABULARY).cuts(trajectory(ids)) == (0, 2, 4), "a token that a cut falls into stays whole"
-    turns = (Turn(start=0, stop=2), Turn(start=3, stop=4))
+    turns = (Turn(start=0, stop=2, number=0), Turn(start=3, stop=4, number=1))
     assert Turns().cuts(trajectory(ids_of_bytes(b"abcdef"), turns=turns)) == (0, 3, 6), "a turn ends with its reply"
 
 

@@ -16,7 +16,7 @@ from rollmatch.objectives.rollout_matching.answer_format import ANSWER_FORMATS, 
 from rollmatch.objectives.rollout_matching.match import MatchRules, PairScores, match_objects
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.target import append_missed
-from rollmatch.objectives.vineppo.continuation import ContinuationResult, Waves
+from rollmatch.objectives.vineppo.continuation import Waves
 from rollmatch.objectives.vineppo.trajectory import State, Trajectory
 from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules, passages_of
 from rollmatch.records import NUM_BINS, Geometry, GroundTruth, Matching, ParsedRollout, PredictedObject, Sample, Segment
@@ -163,7 +163,7 @@ def siblings(fields: Fields) -> Fields:
     def draw(needed: Mapping[State, int]) -> None:
         wanted.update(needed)
         for state, num in needed.items():
-            drawn[state] = [ContinuationResult(value=value, num_tokens=1, is_finished=True) for value in returns[:num]]
+            drawn[state] = returns[:num]
 
     values, counts = [], []
     for rank, trajectories in enumerate(by_rank):
@@ -180,7 +180,12 @@ def _trajectory(fields: Fields) -> Trajectory:
     ids = tuple(fields["ids"])
     sample = Sample(sample_id=fields["sample"], origin="vector", images=())
     return Trajectory(
-        sample=sample, prompt_token_ids=(), token_ids=ids, rewards=((len(ids), fields["reward"]),), policy_version=1
+        sample=sample,
+        prompt_token_ids=(),
+        token_ids=ids,
+        rewards=((len(ids), fields["reward"]),),
+        policy_version=1,
+        is_finished=True,
     )
 
 

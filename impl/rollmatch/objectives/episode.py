@@ -48,8 +48,8 @@ class Episode:
     turn: Turn = field(init=False)
     """Under way; its stop is not known yet."""
     is_over: bool = False
-    is_finished: bool = False
-    """The environment ended it, or it wrote what is no action; else a limit did."""
+    is_finished: bool = field(init=False)
+    """Known after a turn: the environment ended it, or it wrote what is no action; else a limit did."""
     unparsable: str = ""
     """What was wrong with the last action, if it was none."""
 

@@ -41,9 +41,11 @@ def is_gymnasium_like(made: object) -> bool:
 class GymnasiumEnvironment:
     """One of them, made by ``make``; satisfies ``Environment``."""
 
+    _seed: int
+    _options: dict[str, Any]
+
     def __init__(self, make: Callable[[], GymnasiumLike]) -> None:
         self._make, self._inner = make, make()
-        self._seed, self._options = 0, dict[str, Any]()
         self._history: tuple[tuple[str | None, object], ...] = ()
         """(action, observation) since the beginning; the first action is None."""
 

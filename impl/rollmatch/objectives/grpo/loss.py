@@ -66,8 +66,8 @@ class PolicyRules:
     correction_cap: float | None = 2.0
     """Largest weight of the correction for the engine; None: no correction."""
     normalize: Normalize = "token"
-    max_new_tokens: int = 512
-    temperature: float = 1.0
+    max_new_tokens: int
+    temperature: float
     excluded_ids: tuple[int, ...] = ()
     """Ids that rollouts may not contain; the policy's distribution is over all others."""
 

@@ -96,7 +96,6 @@ class RolloutMatchingObjective:
         return Evaluated(metrics=score(samples, rollouts, target), record=record)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SupervisedObjective(RolloutMatchingObjective):
     """``trainer_variant: sft``: the same target, masks and loss. Responses are empty, so all objects are appended."""
 

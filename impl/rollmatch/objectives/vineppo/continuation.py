@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, TypeVar
 
 from rollmatch.errors import TargetError
@@ -66,17 +67,6 @@ class RankGroup(Protocol):
         """Summed over ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContinuationResult:
-    """What one continuation was worth."""
-
-    value: float
-    """Return from its state on."""
-    num_tokens: int
-    """Sampled for it."""
-    is_finished: bool
-
-
 class Waves:
     """Continuations of an iteration: requested by any rank, sampled once, known to all.
 
@@ -86,7 +76,8 @@ class Waves:
     def __init__(self, continuer: Continuer, ranks: RankGroup, *, run_seed: int, step: int) -> None:
         self.continuer, self.ranks = continuer, ranks
         self.run_seed, self.step = run_seed, step
-        self.drawn: dict[State, list[ContinuationResult]] = {}
+        self.drawn: dict[State, list[float]] = {}
+        """Returns of a state's continuations, from the state on."""
 
     def draw(self, num_wanted: Mapping[State, int]) -> None:
         """Sample until every state has as many continuations as some rank wants; one wave, called by all ranks.
@@ -104,10 +95,10 @@ class Waves:
         ]
         mine = requests[self._share(len(requests))]
         made = self.continue_states(mine)
-        results = [_draw_of(request, trajectory) for request, trajectory in zip(mine, made, strict=True)]
-        parts = self.ranks.gather(results)
-        for request, draw in zip(requests, (draw for part in parts for draw in part), strict=True):
-            self.drawn.setdefault(request.state, []).append(draw)
+        returns = [one.return_from(request.state.position) for request, one in zip(mine, made, strict=True)]
+        parts = self.ranks.gather(returns)
+        for request, value in zip(requests, chain.from_iterable(parts), strict=True):
+            self.drawn.setdefault(request.state, []).append(value)
 
     def continue_states(self, requests: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """Continuations of this rank's own requests, checked."""
@@ -158,12 +149,3 @@ def seed_from(*values: object) -> int:
     """
     word = int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=4).digest(), "little")
     return (word & 0x7FFFFFFF) or 1
-
-
-def _draw_of(request: ContinuationRequest, trajectory: Trajectory) -> ContinuationResult:
-    position = request.state.position
-    return ContinuationResult(
-        value=trajectory.return_from(position),
-        num_tokens=trajectory.num_written(position),
-        is_finished=trajectory.is_finished,
-    )

@@ -29,7 +29,7 @@ class Played:
     trajectory: Trajectory
     rollout: Rollout
     """The same as one response, observations included; its prompt as the engine saw it."""
-    num_tokens: int = 0
+    num_tokens: int
     """Of all turns, counted as those of rollouts are: without stop tokens."""
     unparsable: str = ""
 
@@ -70,7 +70,7 @@ class EpisodeRunner:
             step=context.step,
             num_episodes=len(played),
             num_turns=sum(len(one.trajectory.turns) for one in played),
-            num_tokens=sum(one.trajectory.num_written() for one in played),
+            num_tokens=sum(sum(one.trajectory.written) for one in played),
             finished=sum(one.trajectory.is_finished for one in played),
             num_unparsable=len(unparsable),
             unparsable=unparsable[:NUM_SHOWN],

@@ -48,7 +48,6 @@ class WindowReport:
     num_states: int
     num_continuations: int
     continuation_tokens: int
-    unfinished: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +91,10 @@ class VinePpoObjective(PolicyGradient):
         segments = self.with_logprobs(segments, rollouts, context)
         cost = counted.report(num_states=sum(len(one.values) for one in valued))
         self._note(context, samples, reports, cost)
-        num_tokens = sum(one.num_tokens for one in played) if self.world else None
         return TrainingTargets(
-            segments=self.reuse.group(segments), reports=(*reports, cost), num_rollout_tokens=num_tokens
+            segments=self.reuse.group(segments),
+            reports=(*reports, cost),
+            num_rollout_tokens=sum(one.num_tokens for one in played),
         )
 
     def summarize(self, reports: Sequence[object]) -> dict[str, float]:
@@ -130,7 +130,10 @@ class VinePpoObjective(PolicyGradient):
         if self.world is not None:
             return self.world.play(samples, rollouts, context)
         made = self.rewards.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
-        return [Played(trajectory=one, rollout=rollout) for one, rollout in zip(made, rollouts, strict=True)]
+        return [
+            Played(trajectory=one, rollout=rollout, num_tokens=len(rollout.response_token_ids))
+            for one, rollout in zip(made, rollouts, strict=True)
+        ]
 
     def _continuer(self, context: ObjectiveContext) -> Continuer:
         if self.world is not None:
@@ -180,15 +183,14 @@ class CostedValues:
     def __init__(self, continuer: Continuer) -> None:
         self.continuer = continuer
         self.max_new_tokens = continuer.max_new_tokens
-        self.num_continuations = self.num_tokens = self.num_unfinished = 0
+        self.num_continuations = self.num_tokens = 0
 
     def continue_states(self, requests: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """As the protocol."""
         made = self.continuer.continue_states(requests)
         self.num_continuations += len(made)
         for request, one in zip(requests, made, strict=True):
-            self.num_tokens += one.num_written(request.state.position)
-            self.num_unfinished += not one.is_finished
+            self.num_tokens += sum(one.written[request.state.position :])
         return made
 
     def report(self, *, num_states: int) -> WindowReport:
@@ -197,14 +199,13 @@ class CostedValues:
             num_states=num_states,
             num_continuations=self.num_continuations,
             continuation_tokens=self.num_tokens,
-            unfinished=self.num_unfinished,
         )
 
 
 def _report(trajectory: Trajectory, cuts: Cuts, valued: Valued) -> TrajectoryReport:
     return TrajectoryReport(
         total_return=trajectory.total_return,
-        response_len=trajectory.num_written() - (trajectory.is_finished and not trajectory.turns),
+        response_len=sum(trajectory.written) - (trajectory.is_finished and not trajectory.turns),
         num_turns=len(trajectory.turns) or 1,
         is_truncated=not trajectory.is_finished,
         values=valued.values,
@@ -215,7 +216,7 @@ def _report(trajectory: Trajectory, cuts: Cuts, valued: Valued) -> TrajectoryRep
 def _share(costs: Sequence[WindowReport]) -> float:
     """States per continuation; above 1 / K where states were shared.
 
-    >>> cost = WindowReport(num_states=6, num_continuations=8, continuation_tokens=0, unfinished=0)
+    >>> cost = WindowReport(num_states=6, num_continuations=8, continuation_tokens=0)
     >>> _share([cost, cost]), _share([])
     (0.75, 0.0)
     """

@@ -172,8 +172,8 @@ def own_place(start: int, trajectory: Trajectory) -> int:
     >>> from rollmatch.records import Sample
     >>> from rollmatch.objectives.vineppo.trajectory import Turn
     >>> whole = Trajectory(sample=Sample(sample_id=0, origin="x:1", images=()), prompt_token_ids=(1,), rewards=(),
-    ...                    token_ids=(5, 6, 7, 8), policy_version=1,
-    ...                    turns=(Turn(start=0, stop=1), Turn(start=3, stop=4)))
+    ...                    token_ids=(5, 6, 7, 8), policy_version=1, is_finished=True,
+    ...                    turns=(Turn(start=0, stop=1, number=0), Turn(start=3, stop=4, number=1)))
     >>> [own_place(start, whole) for start in range(4)]
     [0, 3, 3, 3]
     """

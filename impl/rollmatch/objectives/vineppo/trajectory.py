@@ -26,7 +26,7 @@ class Turn:
     stop: int
     snapshot: Any = field(default=None, compare=False)
     """The environment before this turn, None where there is none."""
-    number: int = 0
+    number: int
     """Turns before this one."""
 
 
@@ -44,7 +44,7 @@ class Trajectory:
     policy_version: int
     turns: tuple[Turn, ...] = ()
     """Ascending; empty: the policy wrote everything."""
-    is_finished: bool = True
+    is_finished: bool
     """Whether it ended by itself, not at its token limit."""
     logprobs: tuple[float, ...] | None = None
     """[R] of the sampled ids, 0.0 for ids of an environment."""
@@ -64,7 +64,7 @@ class Trajectory:
         >>> from rollmatch.records import Sample
         >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
         >>> Trajectory(sample=sample, prompt_token_ids=(1,), token_ids=(5, 6, 7), rewards=((1, 0.5), (3, 2.0)),
-        ...            policy_version=1).step_rewards((0, 1, 2, 3))
+        ...            policy_version=1, is_finished=True).step_rewards((0, 1, 2, 3))
         (0.5, 0, 2.0)
         """
         return tuple(sum(r for place, r in self.rewards if start < place <= stop) for start, stop in pairwise(cuts))
@@ -73,22 +73,17 @@ class Trajectory:
         """Whether the policy wrote the id at this position."""
         return not self.turns or any(turn.start <= position < turn.stop for turn in self.turns)
 
-    def num_written(self, start: int = 0) -> int:
-        """Ids that the policy wrote, from ``start`` on.
+    @property
+    def written(self) -> tuple[bool, ...]:
+        """[R] whether the policy wrote each id.
 
         >>> from rollmatch.records import Sample
         >>> whole = Trajectory(sample=Sample(sample_id=0, origin="x:1", images=()), prompt_token_ids=(1,), rewards=(),
-        ...                    token_ids=(5, 6, 7, 8, 9), policy_version=1,
-        ...                    turns=(Turn(start=0, stop=2), Turn(start=4, stop=5)))
-        >>> whole.num_written(1), whole.num_written(3)
-        (2, 1)
+        ...                    token_ids=(5, 6, 7, 8, 9), policy_version=1, is_finished=True,
+        ...                    turns=(Turn(start=0, stop=2, number=0), Turn(start=4, stop=5, number=1)))
+        >>> whole.written
+        (True, True, False, False, True)
         """
-        turns = self.turns or (Turn(start=0, stop=len(self.token_ids)),)
-        return sum(max(turn.stop - max(turn.start, start), 0) for turn in turns)
-
-    @property
-    def written(self) -> tuple[bool, ...]:
-        """[R] whether the policy wrote each id."""
         mask = [not self.turns] * len(self.token_ids)
         for turn in self.turns:
             mask[turn.start : turn.stop] = [True] * (turn.stop - turn.start)
@@ -130,7 +125,8 @@ def state_at(trajectory: Trajectory, position: int) -> State:
 
     >>> from rollmatch.records import Sample
     >>> sample = Sample(sample_id=4, origin="x:5", images=(), objects=(), width=8, height=8)
-    >>> whole = Trajectory(sample=sample, prompt_token_ids=(1,), token_ids=(5, 6, 7), rewards=(), policy_version=1)
+    >>> whole = Trajectory(sample=sample, prompt_token_ids=(1,), token_ids=(5, 6, 7), rewards=(), policy_version=1,
+    ...                    is_finished=True)
     >>> state_at(whole, 2).prefix_token_ids, state_at(whole, 2).budget_left(100)
     ((5, 6), 98)
     """

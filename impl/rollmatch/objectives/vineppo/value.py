@@ -8,7 +8,7 @@ depends on what they showed, so a mean is biased (towards the nearer end, by at 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean, pvariance
+from statistics import fmean
 from typing import Literal, Protocol
 
 from rollmatch.objectives.vineppo.continuation import Waves
@@ -45,8 +45,6 @@ class Valued:
     """[S] before each step."""
     counts: tuple[int, ...]
     """[S] returns that each is the mean of."""
-    spreads: tuple[float, ...]
-    """[S] variance of those returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +84,7 @@ class ContinuationValues:
     def _value(self, row: Sequence[Passage], through: dict[State, list[Passage]], waves: Waves) -> Valued:
         samples = []
         for passage in row:
-            fresh = [draw.value for draw in waves.drawn.get(passage.state, ())]
+            fresh = waves.drawn.get(passage.state, [])
             free = [other.value for other in through[passage.state] if other.owner != passage.owner]
             samples.append(fresh + (free if self._counts_siblings(passage.state) else []))
         return make_valued(samples)
@@ -115,9 +113,8 @@ def make_valued(samples: Sequence[Sequence[float]]) -> Valued:
     return Valued(
         values=tuple(fmean(returns) for returns in samples),
         counts=tuple(len(returns) for returns in samples),
-        spreads=tuple(pvariance(returns) for returns in samples),
     )
 
 
 def _differ(state: State, waves: Waves) -> bool:
-    return len(list(groupby(draw.value for draw in waves.drawn.get(state, ())))) > 1
+    return len(list(groupby(waves.drawn.get(state, ())))) > 1
