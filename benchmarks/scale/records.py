@@ -32,7 +32,7 @@ class Records:
 
 def records_of(fleet: Fleet, *, is_staged: bool) -> Records:
     """``is_staged``: over gloo, whose servers commit separately."""
-    num_chunks = len(cut_chunks(fleet.requests_per_rank, fleet.num_servers))
+    num_chunks = len(cut_chunks(fleet.requests_per_rank, fleet.num_servers, first=0))
     sizes = event_bytes()
     per_call = sizes["called"] - 16 * REQUEST_BYTES + CALL_IN_TIMELINE_BYTES  # the recorded run asks for 16 a call
     listed = (

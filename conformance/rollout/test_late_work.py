@@ -54,14 +54,15 @@ def test_a_server_without_own_work_of_the_earliest_step_takes_the_end_of_the_lon
     parts=st.lists(st.integers(1, 5), min_size=1, max_size=5), num_servers=st.integers(1, 4), pieces=st.integers(1, 6)
 )
 def test_work_items_keep_servers_and_parts_and_cut_chunks_evenly(parts, num_servers, pieces):
-    whole, items = cut_work_items(0, [sum(parts)], num_servers), cut_work_items(0, parts, num_servers, pieces=pieces)
+    whole = cut_work_items(0, [sum(parts)], num_servers, pieces=1, first=0)
+    items = cut_work_items(0, parts, num_servers, pieces=pieces, first=0)
     assert [i for item in items for i in range(item.start, item.stop)] == list(range(sum(parts)))
     server_of = {i: item.server_index for item in whole for i in range(item.start, item.stop)}
     part_of = [part for part, size in enumerate(parts) for _ in range(size)]
     for item in items:
         assert {server_of[i] for i in range(item.start, item.stop)} == {item.server_index}
         assert len({part_of[i] for i in range(item.start, item.stop)}) == 1
-    sizes = [item.stop - item.start for item in cut_work_items(0, (sum(parts),), 1, pieces=pieces)]
+    sizes = [item.stop - item.start for item in cut_work_items(0, (sum(parts),), 1, pieces=pieces, first=0)]
     assert len(sizes) == min(pieces, sum(parts))
     assert max(sizes) - min(sizes) <= 1
 
@@ -169,7 +170,7 @@ REQUESTS, SERVERS = st.integers(0, 300), st.integers(1, 20)
 def test_chunks_follow_the_formula(num_requests, num_servers):
     size = (num_requests + num_servers - 1) // num_servers
     expected = [list(range(num_requests))[size * i : size * (i + 1)] for i in range(num_servers)]
-    chunks = cut_chunks(num_requests, num_servers)
+    chunks = cut_chunks(num_requests, num_servers, first=0)
     assert [list(range(c.start, c.stop)) for c in chunks] == [part for part in expected if part]
     assert [c.server_index for c in chunks] == [i for i, part in enumerate(expected) if part]
     assert [item for c in chunks for item in c.of(range(num_requests))] == list(range(num_requests))

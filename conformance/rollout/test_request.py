@@ -13,7 +13,7 @@ from conformance.doubles.records import make_sample
 from conformance.rollout.attached import attaching
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
-from rollmatch.rollout.backend import derive_seed, make_requests
+from rollmatch.rollout.backend import Decoding, derive_seed, make_requests
 from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
 NUMBERS = st.integers(min_value=0, max_value=2**40)
@@ -35,6 +35,20 @@ def sample(index: int) -> Sample:
 
 def prompt_of(some: Sample) -> tuple[int, ...]:
     return (5, some.sample_id)
+
+
+def test_a_response_is_the_likeliest_of_the_models_own_distribution_unless_more_is_asked_for():
+    plain = Decoding(max_new_tokens=4)
+    assert plain.as_dict() == {
+        "max_new_tokens": 4,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "repetition_penalty": 1.0,
+        "num_beams": 1,
+        "logprobs": False,
+    }
+    assert not replace(plain, temperature=1.0).is_shaped
 
 
 @pytest.mark.parametrize(("place", "seed"), GOLDEN.items())

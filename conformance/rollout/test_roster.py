@@ -49,7 +49,7 @@ def test_a_server_joins_on_all_ranks_or_on_none():
         newest = [roster.update(is_read=rank == 1), roster.update(is_read=rank == 0)]
         return [server.base_url for server in members.chosen()], newest, members.min_servers
 
-    assert together(2, work) == [([A.base_url, C.base_url], [0, 3], 2)] * 2
+    assert together(2, work) == [([A.base_url, C.base_url], [[], [3]], 2)] * 2
     assert reads == [0]
     moves = [fields for event, fields in written if event == "server_joined"]
     assert moves == [{"server": C.base_url, "num_present": 2, "policy_version": 3}]

@@ -222,12 +222,12 @@ class Fence:
         Servers that any rank has lost take no part on all of them; rank 0 readmits those that are well again, and
         where the learner has moved it reads the list of servers again.
         """
-        has_moved, joined = step != self.synced_step, 0
+        has_moved, joined = step != self.synced_step, list[int]()
         members = self.backend.members if isinstance(self.backend, PatientBackend) else None
         if members is not None and members.roster is not None:
             joined = members.roster.update(is_read=has_moved)
         is_due = has_moved or not _is_current(self.backend)
-        mine = _State(is_due, max(self.backend.policy_version, joined))
+        mine = _State(is_due, max([self.backend.policy_version, *joined]))
         if members is not None and members.lost:
             returned = members.find_returned() if self.ranks.is_primary else mine.returned
             mine = mine._replace(lost=members.lost, returned=returned)

@@ -25,8 +25,8 @@ class ServerLost(RolloutError):
 class Roster(Protocol):
     """A list of servers that changes during the run."""
 
-    def update(self, *, is_read: bool) -> int:
-        """Let servers join and leave, on all ranks alike; returns the highest version that one of the new ones holds.
+    def update(self, *, is_read: bool) -> list[int]:
+        """Let servers join and leave, on all ranks alike; returns the versions that the new ones hold.
 
         Called by all ranks at once, without calls under way; the list is read where ``is_read`` holds on rank 0.
         """

@@ -75,16 +75,16 @@ class ServerRoster:
         self._indices = {address: index for index, address in enumerate(addresses)}
         self._known: frozenset[RosterProblem] = frozenset()
 
-    def update(self, *, is_read: bool) -> int:
+    def update(self, *, is_read: bool) -> list[int]:
         """As ``Roster``."""
         mine = self._read_list() if is_read and self._ranks.is_primary else None
         shared = self._ranks.gather((mine, self.members.lost))
         listed, lost = shared[0][0], frozenset().union(*(of_rank for _, of_rank in shared))
         if listed is None:
-            return 0
+            return []
         if isinstance(listed, RosterProblem):
             self._say([listed])
-            return 0
+            return []
         joined, problems = self._connect([address for address in listed if address not in self._indices])
         leaving = [address for address in self._indices if address not in listed]
         num_stay = sum(index not in lost for address, index in self._indices.items() if address in listed)
@@ -99,7 +99,7 @@ class ServerRoster:
         for address, one in joined.items():
             self._tell("server_joined", address, policy_version=one.policy_version)
         self._say(problems)
-        return max((one.policy_version for one in joined.values()), default=0)
+        return [one.policy_version for one in joined.values()]
 
     def _read_list(self) -> Sequence[ServerAddress] | RosterProblem:
         try:

@@ -45,16 +45,16 @@ def first_server(rank: int, learner_world_size: int, num_servers: int) -> int:
     return rank * num_servers // learner_world_size
 
 
-def cut_chunks(num_requests: int, num_servers: int, *, first: int = 0) -> list[Chunk]:
+def cut_chunks(num_requests: int, num_servers: int, *, first: int) -> list[Chunk]:
     """N requests over S servers in chunks of ceil(N / S), in order; a server without requests has no chunk.
 
     ``first`` is the server of the first chunk; after the last server comes server 0.
 
-    >>> [(chunk.server_index, chunk.start, chunk.stop) for chunk in cut_chunks(4, 3)]
+    >>> [(chunk.server_index, chunk.start, chunk.stop) for chunk in cut_chunks(4, 3, first=0)]
     [(0, 0, 2), (1, 2, 4)]
     >>> [(chunk.server_index, chunk.start, chunk.stop) for chunk in cut_chunks(4, 3, first=2)]
     [(2, 0, 2), (0, 2, 4)]
-    >>> cut_chunks(0, 3)
+    >>> cut_chunks(0, 3, first=0)
     []
     """
     size = -(-num_requests // num_servers)
@@ -77,9 +77,7 @@ class WorkItem(NamedTuple):
         return items[self.start : self.stop]
 
 
-def cut_work_items(
-    step: int, parts: Sequence[int], num_servers: int, *, pieces: int = 1, first: int = 0
-) -> list[WorkItem]:
+def cut_work_items(step: int, parts: Sequence[int], num_servers: int, *, pieces: int, first: int) -> list[WorkItem]:
     """The servers' chunks of a window, cut again where a part of it ends; ``parts`` are sizes, in order.
 
     Each chunk is also cut in so many even ``pieces``, as far as it has requests. ``first``: as in ``cut_chunks``.
@@ -87,11 +85,11 @@ def cut_work_items(
     Which server writes a rollout depends on the chunk alone, so that every mode requests from the same server the same
     sample; smaller parts only come back earlier. Six requests in parts of 2 over 2 servers:
 
-    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (2, 2, 2), 2)]
+    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (2, 2, 2), 2, pieces=1, first=0)]
     [(0, 0, 2), (0, 2, 3), (1, 3, 4), (1, 4, 6)]
-    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (6,), 2)]
-    [(0, 0, 3), (1, 3, 6)]
-    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (6,), 2, pieces=2)]
+    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (6,), 2, pieces=1, first=1)]
+    [(1, 0, 3), (0, 3, 6)]
+    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (6,), 2, pieces=2, first=0)]
     [(0, 0, 2), (0, 2, 3), (1, 3, 5), (1, 5, 6)]
     """
     ends = list(accumulate(parts, initial=0))
@@ -119,10 +117,11 @@ def next_work_item(queues: Sequence[deque[WorkItem]], server_index: int, *, move
     if not moves:
         return own[0] if own else None
     waiting = [item for queue in queues for item in queue]
-    step = min((item.step for item in waiting), default=0)
-    mine = [item for item in own if item.step == step]
-    if mine or not waiting:
-        return mine[0] if mine else None
+    if not waiting:
+        return None
+    step = min(item.step for item in waiting)
+    if mine := [item for item in own if item.step == step]:
+        return mine[0]
     return max(([item for item in queue if item.step == step] for queue in queues), key=_num_requests)[-1]
 
 
