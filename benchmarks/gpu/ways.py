@@ -34,7 +34,8 @@ class Direct:
         self.engines, self.weights = engines, weights
         self.num_engines = len(engines.engines)
         world_size = self.num_engines + 1
-        place = {"host": HOST, "port": port, "world_size": world_size, "secret": SECRET, "timeout_s": TIMEOUT_S}
+        place = {"host": HOST, "port": port, "world_size": world_size, "secret": SECRET}
+        place |= {"timeout_s": TIMEOUT_S, "join_timeout_s": TIMEOUT_S}
         for index in range(self.num_engines):
             engines.begin_one(index, "rollmatch_open", to_wire(GroupAddress(**place, rank=index)), "direct")
         engines.answers()

@@ -50,9 +50,16 @@ def join_bare(port, rank):
 
 
 def join_ours(port, rank):
-    return GlooGroup.open(
-        GroupAddress(host="127.0.0.1", port=port, rank=rank, world_size=2, secret=SECRET, timeout_s=TIMEOUT_S)
+    address = GroupAddress(
+        host="127.0.0.1",
+        port=port,
+        rank=rank,
+        world_size=2,
+        secret=SECRET,
+        timeout_s=TIMEOUT_S,
+        join_timeout_s=TIMEOUT_S,
     )
+    return GlooGroup.open(address)
 
 
 @contextmanager

@@ -70,7 +70,13 @@ def members(namespaces, port):
         enter(namespaces[rank])
         joined[rank] = GlooGroup.open(
             GroupAddress(
-                host="10.79.0.1", port=port, rank=rank, world_size=len(namespaces), secret="s" * 32, timeout_s=TIMEOUT_S
+                host="10.79.0.1",
+                port=port,
+                rank=rank,
+                world_size=len(namespaces),
+                secret="s" * 32,
+                timeout_s=TIMEOUT_S,
+                join_timeout_s=TIMEOUT_S,
             )
         )
 

@@ -117,6 +117,7 @@ def copies_sent(learner, servers, num_servers, values):
                     world_size=num_servers + 1,
                     secret="s" * 32,
                     timeout_s=60,
+                    join_timeout_s=60,
                 )
             )
 

@@ -98,10 +98,10 @@ def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_requested_again(ste
         with prefetch.quiet():
             servers.version = max(step_of)
         wanted = [RequestedWindow(7, [request.sample for request in requests_of(0, 4)])]
-        collected = Ahead(None, prefetch, max_staleness=1, lead=1).collect(wanted, None, step_of=step_of)
+        collected, num_again = Ahead(None, prefetch, max_staleness=1, lead=1).collect(wanted, None, step_of=step_of)
     assert samples_asked(servers) == sorted([0, 1, 2, 3] * num_times)
     assert [rollout.response_token_ids for rollout in collected.rollouts] == [(0,), (1,), (2,), (3,)]
-    assert collected.num_regenerated == 4 * (num_times - 1)
+    assert num_again == 4 * (num_times - 1)
     assert collected.staleness == age
 
 

@@ -124,7 +124,7 @@ class RawLearner:
     def announce(self, announcement):
         """Posts; when the workers are ready, None, else the refusal."""
         self.call = in_thread(self.server.post, "/native/sync/", announcement)
-        while not self.group.store.is_ready(announcement["sync_id"], range(self.world_size - 1)):
+        while not self.group.store.is_ready(announcement["sync_id"], range(self.world_size - 1), within_s=0):
             if self.call.done():
                 self.group.store.give_verdict(announcement["sync_id"], DROP)
                 return self.call.result()

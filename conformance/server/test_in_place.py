@@ -117,7 +117,7 @@ def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):
     async def hang_up():
         from rollmatch.weights.group_address import GroupAddress
 
-        address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
+        address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3, timeout_s=5, join_timeout_s=5)
         await parts.communicator.open("me", address, transport="direct")
         parts.communicator.settle = wait
         call = asyncio.create_task(parts.update.write_in_place(SyncRequest(**full_sync(parts))))

@@ -222,7 +222,7 @@ def test_drop_ends_an_update_that_is_on_its_way(stand_in):
     parts, _ = stand_in
 
     async def run():
-        address = GroupAddress(host="127.0.0.1", port=1, rank=0, world_size=3)
+        address = GroupAddress(host="127.0.0.1", port=1, rank=0, world_size=3, timeout_s=5, join_timeout_s=5)
         await parts.communicator.open("me", address, transport="gloo")
         for replica in parts.pool.replicas:
             replica.answers["rollmatch_poll"] = {"state": "busy", "share": 0.5}
@@ -242,7 +242,8 @@ def test_drop_ends_an_update_that_is_on_its_way(stand_in):
 @pytest.mark.anyio
 async def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
     parts, _ = make_stand_in()
-    communicator, address = parts.communicator, GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
+    communicator = parts.communicator
+    address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3, timeout_s=5, join_timeout_s=5)
     await communicator.open("me", address, transport="gloo")
     first = communicator.attached
     await asyncio.gather(communicator.close(), communicator.open("next", address, transport="gloo"))
@@ -257,7 +258,7 @@ async def test_a_learner_that_hangs_up_before_all_have_joined_leaves_the_group()
     parts, _ = make_stand_in()
     for replica in parts.pool.replicas:
         replica.answers["rollmatch_poll"] = {"state": "busy", "share": 0.0}
-    address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3)
+    address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3, timeout_s=5, join_timeout_s=5)
     joining = asyncio.create_task(parts.communicator.join("me", address, transport="gloo"))
     while not calls_of(parts, "rollmatch_poll"):
         await asyncio.sleep(0.01)

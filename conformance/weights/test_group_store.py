@@ -112,10 +112,10 @@ def test_a_stranger_can_neither_read_nor_drop_a_sync(pair):
 
 def test_a_worker_receives_at_the_learners_go_and_not_at_its_drop(pair):
     learner, worker = pair[0].store, pair[1].store
-    assert not learner.is_ready("1", [1])
+    assert not learner.is_ready("1", [1], within_s=0)
     learner.give_verdict("1", GO)
     wait_go(worker, "1")
-    assert learner.is_ready("1", [1])
+    assert learner.is_ready("1", [1], within_s=0)
     waiting = in_thread(learner.is_ready, "2", [1], within_s=60)
     worker.set_ready("2")
     assert waiting.result(timeout=5)

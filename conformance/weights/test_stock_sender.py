@@ -202,7 +202,7 @@ def test_a_server_with_another_engine_is_rejected_when_the_sender_is_made(start)
 )
 def test_how_tensors_are_packed_is_said_once(version, at_init):
     transport = NcclTransport(torch.device("cuda", 0), version)
-    address = GroupAddress(host="h", port=1, rank=0, world_size=4)
+    address = GroupAddress(host="h", port=1, rank=0, world_size=4, timeout_s=5, join_timeout_s=5)
     init, update = transport.init_info(address, 2), transport.update_info(Plan(specs=(), order=(), buckets=()))
     assert (PACKED.items() <= init.items(), PACKED.items() <= update.items()) == (at_init, not at_init)
     place = {"master_address": "h", "master_port": 1, "rank_offset": 2, "world_size": 4}

@@ -83,8 +83,9 @@ class Ahead:
         source.template.preparation.begin(windows[0].samples)
 
         def attempt() -> int:
-            parts[:] = [self.collect(windows, source.make_requests, step_of=source.fence.step_of)]
-            return parts[0].num_regenerated
+            part, num_again = self.collect(windows, source.make_requests, step_of=source.fence.step_of)
+            parts[:] = [part]
+            return num_again
 
         again = source.settle(attempt, step=step)
         self.prefetch.forget(step)
@@ -122,8 +123,11 @@ class Ahead:
 
     def collect(
         self, windows: Sequence[RequestedWindow], make_requests: MakeRequests, *, step_of: Mapping[int, int]
-    ) -> RolloutPart:
-        """Request the windows that are not under way yet, then wait for the first. Errors: as ``Prefetch.collect``."""
+    ) -> tuple[RolloutPart, int]:
+        """Request the windows that are not under way yet, then wait for the first. Errors: as ``Prefetch.collect``.
+
+        Returns also how many of its rollouts had become too old and were generated again.
+        """
         for window in windows:
             if window.step not in self.prefetch.windows:
                 requests = make_requests(window.samples, window.step)
@@ -131,7 +135,7 @@ class Ahead:
         step = windows[0].step
         rollouts, num_again = self.prefetch.collect(step, min_version=self.min_version(step, step_of))
         ages = Counter(step - step_of[rollout.policy_version] for rollout in rollouts)
-        return RolloutPart(rollouts=rollouts, staleness=dict(sorted(ages.items())), num_regenerated=num_again)
+        return RolloutPart(rollouts=rollouts, staleness=dict(sorted(ages.items()))), num_again
 
 
 class WithoutRollouts:

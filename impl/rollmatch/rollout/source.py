@@ -219,8 +219,6 @@ class RolloutPart:
     """Of the part, where a window has several."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Optimizer steps since the weights that generated a rollout -> number of rollouts; empty: none."""
-    num_regenerated: int = 0
-    """Rollouts that had become too old and were generated again."""
     features: dict[int, ImageFeatures] | None = None
     """Of the samples' images, by sample id, where they are known already."""
 

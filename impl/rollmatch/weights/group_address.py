@@ -45,9 +45,9 @@ class GroupAddress:
     world_size: int
     secret: str = ""
     """At least ``MIN_SECRET`` characters; unused by groups of the swift and trl dialects, whose store has none."""
-    timeout_s: float = 30.0
+    timeout_s: float
     """Longest collective."""
-    join_timeout_s: float = 60.0
+    join_timeout_s: float
 
 
 def check_address(address: GroupAddress) -> None:

@@ -209,7 +209,7 @@ class GroupStore(Store):
         """Announce to the learner that this rank waits for the bytes of a sync."""
         self.set(f"sync/{sync_id}/ready/{self.address.rank}", "1")
 
-    def is_ready(self, sync_id: str, ranks: Iterable[int], *, within_s: float = 0.0) -> bool:
+    def is_ready(self, sync_id: str, ranks: Iterable[int], *, within_s: float) -> bool:
         """Whether all of these ranks wait for the bytes, or do within so many seconds. Errors: ``TransferFailed``."""
         keys = [f"sync/{sync_id}/ready/{rank}" for rank in ranks]
         return self._ask(_Request("has", keys, timeout_s=within_s)) is True

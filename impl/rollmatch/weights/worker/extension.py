@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 import torch
@@ -31,7 +30,6 @@ Reply = dict[str, Any]
 def _with_failure(method: Callable[..., Reply]) -> Callable[..., Reply]:
     """Return an expected error instead of raising it."""
 
-    @wraps(method)
     def call(*arguments: object, **keywords: object) -> Reply:
         try:
             return method(*arguments, **keywords)
@@ -93,7 +91,6 @@ class WorkerExtension:
         state = "busy" if progress.is_busy else "idle"
         return {"state": state, "share": progress.share, "digests": progress.digests}
 
-    @_with_failure
     def rollmatch_whole(self) -> Reply:
         """Whether the model holds the weights of one version."""
         return {"whole": self.rollmatch_served is None or self.rollmatch_served.is_whole}
@@ -115,7 +112,6 @@ class WorkerExtension:
         merge_plan = from_wire(plan, MergePlan)
         return {"digests": merge_received(self._rollmatch_needed(), merge_plan, self._rollmatch_kept_base())}
 
-    @_with_failure
     def rollmatch_drop(self) -> Reply:
         """Forget what was received; a transfer under way is thrown away when it ends."""
         if self.rollmatch_receiver is not None:

@@ -142,13 +142,8 @@ class Receiver:
 
         self._put(receive)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a job failed since the last ``drop``."""
-        return self._failure is not None
-
-    def wait(self, within_s: float) -> None:
-        """Until nothing is under way, for so long at most."""
+    def wait(self, within_s: float | None) -> None:
+        """Until nothing is under way, for so long at most; None: as long as it takes."""
         with self._ended:
             self._ended.wait_for(lambda: self._num_ended == self._num_begun, timeout=within_s)
 

@@ -5,7 +5,6 @@ vLLM finds it as a plug-in (entry point ``vllm.general_plugins``) under the name
 weights whole. Source: vLLM 0.32 ``distributed/weight_transfer/base.py``.
 """
 
-import time
 from dataclasses import dataclass, field
 
 from vllm.distributed.weight_transfer.base import (
@@ -14,7 +13,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from rollmatch.errors import SyncError
+from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.gloo import CHAIN_PROTOCOL, GlooGroup
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.plan import Spec, TransferPlan
@@ -23,7 +22,6 @@ from rollmatch.weights.worker.plugin import RL_ROUTES
 from rollmatch.weights.worker.receiver import NothingReceived, Receiver
 
 LEARNER = 0
-_POLL_S = 0.001
 
 
 class WeightsPacked(SyncError):
@@ -113,12 +111,12 @@ class GlooEngine(WeightTransferEngine[StockInitInfo, StockUpdateInfo]):  # type:
     def _wait(self) -> None:
         """Until the receiver has nothing to do; forgets what failed, which is reported once."""
         receiver = self._needed()
+        receiver.wait(None)
         try:
-            while receiver.progress().is_busy:
-                time.sleep(_POLL_S)
-        finally:
-            if receiver.has_failed:
-                self.shutdown()
+            receiver.progress()
+        except RollmatchError:
+            self.shutdown()
+            raise
 
     def _needed(self) -> Receiver:
         if self._receiver is None:
