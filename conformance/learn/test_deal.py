@@ -45,7 +45,7 @@ def test_rows_hold_each_sequence_once_and_are_as_many_on_every_rank(lengths, num
 
 def test_a_sequence_longer_than_a_row_is_refused():
     with pytest.raises(ValueError, match="13 tokens does not fit a row of 12"):
-        deal([3, 13], capacity=CAPACITY)
+        deal([3, 13], capacity=CAPACITY, num_ranks=1)
 
 
 def deal_over_ranks(lengths_of_ranks, capacity):

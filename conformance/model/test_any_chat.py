@@ -13,7 +13,7 @@ from rollmatch.cli.vineppo_objective import make_world
 from rollmatch.config import load_config
 from rollmatch.errors import ErrorList
 from rollmatch.model.images import NO_IMAGES
-from rollmatch.model.template import Template
+from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.model.vocabulary import CoordTokensMissing, Vocabulary
 from rollmatch.records import Sample
 
@@ -30,6 +30,10 @@ def template():
 def test_a_text_model_needs_no_coordinates_and_takes_no_images(template):
     with pytest.raises(CoordTokensMissing):
         Template(TEXT, system="", user="unused")
+    with refused("images-not-supported", "model.model"):
+        Template(TEXT, system="", user="unused", options=TemplateOptions(coordinates=False))
+    with pytest.raises(CoordTokensMissing):
+        Vocabulary.load(TEXT)
     assert template.vocabulary.coord_ids == ()
     prompt = template.prompt_token_ids(ASKED)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]

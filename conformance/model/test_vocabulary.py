@@ -59,6 +59,7 @@ def test_truncation_and_padding_that_were_saved_with_a_tokenizer_play_no_part(tm
     [
         ({"pieces": ["\u2581a"]}, "tokenizer-not-byte-level", "'\u2581a'"),
         ({"pieces": ["##ing", "hello"], "without": ["\u0120"]}, "tokenizer-not-byte-level", "0x20"),
+        ({"num_coords": 0}, "coord-tokens-missing", "1000 of 1000"),
         ({"num_coords": 998}, "coord-tokens-missing", "2 of 1000"),
         ({"num_coords": 998}, "coord-tokens-missing", "<|coord_998|>"),
     ],

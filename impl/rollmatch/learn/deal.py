@@ -27,7 +27,7 @@ def spread_longest_first(lengths: Sequence[int], num_parts: int) -> list[list[in
     return [sorted(part) for part in parts]
 
 
-def deal(lengths: Sequence[int], *, capacity: int, num_ranks: int = 1) -> list[list[list[int]]]:
+def deal(lengths: Sequence[int], *, capacity: int, num_ranks: int) -> list[list[list[int]]]:
     """[rank][row] indices of the sequences of a row, of ``capacity`` tokens at most; ``lengths`` in tokens.
 
     Every rank gets as many rows, the fewest in which ``spread_longest_first`` finds room. Rows at the end may be empty;
@@ -97,7 +97,7 @@ class PassSize:
         ([[1, 2], [0]], [[0], [1, 2]])
         """
         if self.tokens is not None:
-            return deal(lengths, capacity=self.tokens)[0] if lengths else []
+            return deal(lengths, capacity=self.tokens, num_ranks=1)[0] if lengths else []
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         return [order[start : start + self.segments] for start in range(0, len(order), self.segments)]
 

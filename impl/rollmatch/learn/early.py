@@ -23,13 +23,15 @@ class EarlyGradients:
     ...     early.keep([text, slots])
     >>> early.spend_oldest(), early.num_kept
     (True, 1)
-    >>> early.settle([3, 7])
+    >>> early.settle([3, 7], scale=1.0)
     [4.0, 3.0]
     >>> weight.grad.round()
     tensor([2., 1.])
     >>> early.keep([weight[0], weight[1]])
-    >>> early.settle([1, 1])
+    >>> early.settle([1, 1], scale=2.0)
     [2.0, 3.0]
+    >>> weight.grad.round()
+    tensor([4., 3.])
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -63,7 +65,7 @@ class EarlyGradients:
                 self._sums[place][index] = _plus(self._sums[place][index], grad)
         return True
 
-    def settle(self, divisors: Sequence[float], *, scale: float = 1.0) -> list[float]:
+    def settle(self, divisors: Sequence[float], *, scale: float) -> list[float]:
         """Add everything, each part over its divisor and times ``scale``, to ``.grad``, and forget it.
 
         Returns the value of each part over its divisor.
