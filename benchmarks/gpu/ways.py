@@ -95,7 +95,9 @@ class Direct:
 
     def _send(self):
         tensors = list(self.weights.values())
-        transfer = WeightTransfer(plan=self.plan, tensors=tuple(tensors[index] for index in self.plan.order))
+        transfer = WeightTransfer(
+            plan=self.plan, tensors=tuple(tensors[index] for index in self.plan.order), is_gathered=False
+        )
         return self.group.send(transfer, lambda: None)
 
     def _check(self, digests, answers):
@@ -203,7 +205,7 @@ class OurServers:
         """``places``: of those that take part; otherwise all. The first sync in the new group sets things up."""
         self.weights = weights
         chosen = self.instances if places is None else [self.instances[place] for place in places]
-        clients = [RolloutServer(instance.wait_ready().url, ClientSettings()) for instance in chosen]
+        clients = [RolloutServer(instance.wait_ready().url, ClientSettings(timeout_s=240)) for instance in chosen]
         for client in clients:
             client.connect()
         rendezvous = Rendezvous(

@@ -48,6 +48,7 @@ RULES = SamplingRules(
     repetition_penalty=1.0,
     stop_token_ids=(2,),
     banned_token_ids=(),
+    logprobs=False,
 )
 
 

@@ -98,7 +98,7 @@ def receiving(num_tensors, num_floats, *, num_servers=1):
 @contextmanager
 def native_sender(url):
     """A learner's sender to that server."""
-    server = RolloutServer(url, ClientSettings())
+    server = RolloutServer(url, ClientSettings(timeout_s=240))
     server.connect()
     rendezvous = Rendezvous(
         host="127.0.0.1", port=free_port(), client="learner", timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S

@@ -98,8 +98,9 @@ def test_the_arguments_reach_every_process_unless_the_yaml_contradicts_them(caps
 
 PROMPT = Prompt(request_id="a", prompt_token_ids=(1, 2), messages=(), images=(), seed=1)
 RULES = SamplingRules(
-    max_tokens=2, temperature=1.0, top_p=1.0, top_k=-1, repetition_penalty=1.0, stop_token_ids=(), banned_token_ids=()
-)
+    max_tokens=2, temperature=1.0, top_p=1.0, top_k=-1, repetition_penalty=1.0, stop_token_ids=(), banned_token_ids=(),
+    logprobs=False,
+)  # fmt: skip
 ROUTES = ("/health/", "/generate/", "/init_communicator/", "/update_named_param/")
 
 

@@ -18,6 +18,7 @@ RULES = SamplingRules(
     repetition_penalty=1.0,
     stop_token_ids=(9,),
     banned_token_ids=(7,),
+    logprobs=False,
 )
 QUICK = WatchRules(poll_s=0.1, look_timeout_s=0.3, max_failures=2, silence_s=0.8)
 SWIFT_ROUTES = ("/health/", "/infer/", "/get_world_size/", "/init_communicator/", "/update_flattened_params/")

@@ -33,7 +33,7 @@ PICTURED = Prompt(request_id="0.0.0", prompt_token_ids=(1, 2), messages=CHAT, im
 
 
 def server_of(dialect):
-    server = RolloutServer(URL, ClientSettings(infer_timeout_s=5.0))
+    server = RolloutServer(URL, ClientSettings(timeout_s=5, infer_timeout_s=5.0))
     server.dialect = DIALECTS[dialect](URL)
     return server
 

@@ -252,7 +252,7 @@ def test_a_base_url_may_have_a_path_of_its_own():
     responses.get("http://127.0.0.1:8000/rollout/health/", json={"status": "ok"})
     for base_url in ("http://127.0.0.1:8000/rollout/", "http://127.0.0.1:8000/rollout"):
         with not_refused():
-            assert RolloutServer(base_url, ClientSettings()).health(timeout_s=1) == {"status": "ok"}
+            assert RolloutServer(base_url, ClientSettings(timeout_s=5)).health(timeout_s=1) == {"status": "ok"}
 
 
 @responses.activate
@@ -260,6 +260,6 @@ def test_the_bearer_key_goes_with_every_call():
     responses.get(
         "http://h:1/health/", json={}, match=[responses.matchers.header_matcher({"Authorization": "Bearer k"})]
     )
-    RolloutServer("http://h:1", ClientSettings(api_key="k")).health(timeout_s=1)
+    RolloutServer("http://h:1", ClientSettings(timeout_s=5, api_key="k")).health(timeout_s=1)
     with pytest.raises(RollmatchError):
-        RolloutServer("http://h:1", ClientSettings()).health(timeout_s=1)
+        RolloutServer("http://h:1", ClientSettings(timeout_s=5)).health(timeout_s=1)

@@ -15,7 +15,14 @@ from rollmatch.rollout.backend import HfBackend
 from rollmatch.rollout.server_calls import check_prefixes
 
 RULES = SamplingRules(
-    max_tokens=8, temperature=1.0, top_p=1.0, top_k=-1, repetition_penalty=1.0, stop_token_ids=(9,), banned_token_ids=()
+    max_tokens=8,
+    temperature=1.0,
+    top_p=1.0,
+    top_k=-1,
+    repetition_penalty=1.0,
+    stop_token_ids=(9,),
+    banned_token_ids=(),
+    logprobs=False,
 )
 
 

@@ -22,7 +22,7 @@ class Reached(RolloutServer):
 
 
 def server_of(address):
-    return Reached(address.base_url, ClientSettings())
+    return Reached(address.base_url, ClientSettings(timeout_s=5))
 
 
 @pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#3,4,8"])

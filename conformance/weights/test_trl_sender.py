@@ -26,7 +26,7 @@ MEETING = Rendezvous(host="127.0.0.1", port=1, client="learner", timeout_s=1, jo
 
 
 def servers_of(*dialects):
-    servers = [RolloutServer(f"http://h:{place}", ClientSettings()) for place, _ in enumerate(dialects, 1)]
+    servers = [RolloutServer(f"http://h:{place}", ClientSettings(timeout_s=5)) for place, _ in enumerate(dialects, 1)]
     for server, dialect in zip(servers, dialects, strict=True):
         server.dialect = DIALECTS[dialect](server.base_url)
     return servers

@@ -32,7 +32,7 @@ class SamplingRules:
     repetition_penalty: float
     stop_token_ids: tuple[int, ...]
     banned_token_ids: tuple[int, ...]
-    logprobs: bool = False
+    logprobs: bool
     """Whether each sampled token's log-probability is to come back."""
     stop_texts: tuple[str, ...] = ()
     """The stop tokens as texts, for dialects that name them so."""

@@ -51,7 +51,7 @@ class InferTimeout(RolloutError):
 class ClientSettings:
     """How servers are reached. Made by ``cli`` from the configuration."""
 
-    timeout_s: float = 240.0
+    timeout_s: float
     """For health and for the group that transfers weights."""
     infer_timeout_s: float | None = None
     """None: no limit, but a watch."""

@@ -73,7 +73,7 @@ class NativeSender:
         servers: Sequence[RolloutServer],
         rendezvous: Rendezvous,
         *,
-        bucket_bytes: int = 0,
+        bucket_bytes: int | None = None,
         transport: str = AUTO,
         stage: bool = False,
     ) -> None:

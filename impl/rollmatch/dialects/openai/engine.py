@@ -64,7 +64,7 @@ class PooledEngine:
         """No traces (asked by vLLM 0.26)."""
         return False
 
-    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+    def check_admission(self, *_: object, **__: object) -> None:
         """The route has already checked the queue (asked by vLLM 0.32)."""
 
     def generate(
