@@ -104,6 +104,13 @@ def test_figures_hold_the_summary_of_all_rollouts(full):
     assert (figures["precision"], figures["recall"], figures["f1"]) == (0.25, 0.125, 2 / 12)
 
 
+def test_a_completion_is_shown_with_its_first_4000_characters(full):
+    rollouts, reports = [make_rollout((7,) * 10, finish_reason="length")], full.reports[:1]
+    (shown,) = full.completions([SAMPLE], rollouts, reports, lambda ids: "x" * 500 * len(ids))
+    assert shown["text"] == "x" * 4000
+    assert (shown["num_tokens"], shown["finish_reason"]) == (10, "length")
+
+
 def test_losses_of_micro_batches_add_up(full):
     full.add_terms(terms(0.5, 2.0).figures)
     full.add_terms(terms(0.25, 1.0).figures)

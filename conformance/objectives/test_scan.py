@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, MAX_DEPTH
+from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS
 from rollmatch.objectives.rollout_matching.parse import Ending, expect, scan_elements
 
 RICH = (
@@ -64,7 +64,7 @@ def test_every_head_of_a_proper_answer_is_truncated_and_keeps_its_whole_elements
         ('"\\x"]}', 0, '"\\\\x"]}'),
         ('"\\u12g4"]}', 0, '"\\u12a4"]}'),
         ("9" * 5000 + "]}", 0, "9" * 50 + "]}"),
-        ("[" * MAX_DEPTH + "0" + "]" * MAX_DEPTH + "]}", 0, "[" * (MAX_DEPTH - 1) + "0" + "]" * (MAX_DEPTH - 1) + "]}"),
+        ("[" * 32 + "0" + "]" * 32 + "]}", 0, "[" * 31 + "0" + "]" * 31 + "]}"),
         ("[" * 200_000, 0, "[]]}"),
         ("[]}", 1, "[]]}"),
         ("1\f]}", 0, "1\t]}"),

@@ -147,3 +147,12 @@ def test_figures_of_what_values_cost():
     assert len(note["returns"]) == len(note["sample_ids"]) == 4
     evaluated = made.evaluate(SAMPLES, side.answer(SAMPLES, num=1), side.context())
     assert evaluated.metrics["num_scenes"] == 2.0
+
+
+def test_the_first_128_answers_and_responses_are_written_down():
+    side, samples = RolloutSide(), SAMPLES[:1] * 129
+    evaluated = objective().evaluate(samples, side.answer(samples, num=1), side.context())
+    assert (evaluated.metrics["num_scenes"], len(evaluated.record["answers"])) == (129.0, 128)
+    objective().make_segments(samples[:65], side.answer(samples[:65]), side.context())
+    ((_, note),) = side.notes
+    assert (len(note["returns"]), len(note["values"]), len(note["advantages"])) == (130, 128, 128)

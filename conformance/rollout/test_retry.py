@@ -14,7 +14,6 @@ from rollmatch.dialects.session import InferTimeout, ServerUnreachable
 from rollmatch.dialects.watch import CallStalled, ServerDied
 from rollmatch.errors import RollmatchError
 from rollmatch.rollout.retry import CallRules, Pause, ReplyOutOfRange, ServerRestarted, call_with_retries
-from rollmatch.rollout.source import MAX_RESTARTS
 
 
 class RetryClock:
@@ -149,9 +148,9 @@ def test_a_server_that_is_restarted_in_a_call_gets_the_weights_and_the_requests_
         name: tensor.tolist() for name, tensor in WEIGHTS.items()
     }
     assert {rollout.policy_version for rollout in rollouts} == {source.policy_version} == {2}
-    restarting(double, MAX_RESTARTS)
+    restarting(double, 3)
     assert tokens_of(source.generate(requests_of(3), GREEDY)) == undisturbed
-    restarting(double, MAX_RESTARTS + 1)
+    restarting(double, 4)
     with pytest.raises(ServerRestarted):
         source.generate(requests_of(3), GREEDY)
 

@@ -4,10 +4,12 @@ import socket
 
 import pytest
 
+from conformance.refusals import refused
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.plan import MergePlan, Spec, TransferPlan, to_wire
 from rollmatch.weights.worker.extension import WorkerExtension
 from rollmatch.weights.worker.in_place import Served
+from rollmatch.weights.worker.stock_engine import GlooEngine, StockInitInfo
 
 PLAN = TransferPlan(tensors=(Spec("a", "uint8", (4,)),), buckets=(1,))
 NEED_A_GROUP = {
@@ -35,6 +37,14 @@ def test_a_worker_returns_that_its_port_is_taken():
         failure = worker.rollmatch_open(to_wire(address), "gloo")["failure"]
     assert failure["code"] == "group-port-in-use"
     assert worker.rollmatch_receiver is None
+
+
+def test_a_learner_that_names_no_way_of_sending_is_refused_by_a_stock_server():
+    info = StockInitInfo(
+        master_address="127.0.0.1", master_port=1, rank_offset=1, world_size=2, secret="", timeout_s=5, join_timeout_s=5
+    )
+    with refused("protocol-unknown", "init_info.protocol", problem="by protocol 0, this server receives by protocol 1"):
+        GlooEngine.init_transfer_engine(None, info)
 
 
 def test_a_worker_without_a_group_has_nothing_to_drop_and_tells_whether_its_model_is_whole():

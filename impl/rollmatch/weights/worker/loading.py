@@ -26,7 +26,7 @@ def _keep_plain_linear_weights() -> None:
     """
     from vllm.model_executor.layers import utils
 
-    def keep(layer: torch.nn.Module, remove_weight: bool = False) -> None:
+    def keep(layer: torch.nn.Module, **_: object) -> None:
         layer.cpu_linear = torch.nn.functional.linear  # type: ignore[assignment]
 
     utils.dispatch_cpu_unquantized_gemm = keep
