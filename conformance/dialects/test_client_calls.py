@@ -93,6 +93,7 @@ def test_a_time_limit_counts_from_the_beginning(double):
     [
         ("<html>Oops</html>", 200, "reply-malformed", "html"),
         ("out of memory", 500, "server-refused", "500: out of memory"),
+        ("x" * 301, 500, "server-refused", "500: " + "x" * 300),
         ({"code": "version-not-newer", "key": "version", "problem": "is 1"}, 409, "version-not-newer", "is 1"),
     ],
 )
@@ -103,6 +104,7 @@ def test_errors_equal_those_of_a_call_that_is_waited_for(double, body, status, c
     assert (error.code, error.key, error.problem) == (waited.code, waited.key, waited.problem)
     assert error.code == code
     assert words in error.problem
+    assert "x" * 301 not in error.problem
     assert getattr(error, "status", status) == status
 
 

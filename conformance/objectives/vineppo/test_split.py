@@ -93,6 +93,21 @@ def test_long_pieces_break_near_their_middle_first_in_words_then_in_mathematics(
     assert sentence_starts(b"w" * 100 + b", " + b"v" * 20) == []
 
 
+@pytest.mark.parametrize(
+    ("too_short", "long_enough", "cut"),
+    [
+        (b"a" * 19 + b"\nrest", b"a" * 20 + b"\nrest", 20),
+        (b"w" * 50 + b", " + b"v" * 48, b"w" * 50 + b", " + b"v" * 49, 52),
+        (b"w" * 37 + b", " + b"v" * 80, b"w" * 38 + b", " + b"v" * 80, 40),
+        (b"w" * 80 + b", " + b"v" * 39, b"w" * 80 + b", " + b"v" * 40, 82),
+        (b"$" + b"x" * 17 + b"=" + b"y" * 90 + b"$", b"$" + b"x" * 18 + b"=" + b"y" * 90 + b"$", 20),
+        (b"$" + b"x" * 90 + b"=" + b"y" * 18 + b"$", b"$" + b"x" * 90 + b"=" + b"y" * 19 + b"$", 92),
+    ],
+)
+def test_a_piece_has_20_bytes_and_breaks_above_100_into_parts_of_40_or_in_mathematics_20(too_short, long_enough, cut):
+    assert (sentence_starts(too_short), sentence_starts(long_enough)) == ([], [cut])
+
+
 def test_low_probability_cuts_before_every_nth_unsure_token():
     ids = ids_of_bytes(b"abcdef")
     whole = trajectory(ids, logprobs=(-0.01, -0.5, -0.5, -0.01, -0.5, -0.5))
