@@ -211,7 +211,7 @@ class OurServers:
         rendezvous = Rendezvous(
             host=HOST, port=settings_for().port, client="learner", timeout_s=TIMEOUT_S, join_timeout_s=60.0
         )
-        self.sender = NativeSender(clients, rendezvous, transport="direct", bucket_bytes=bucket_bytes)
+        self.sender = NativeSender(clients, rendezvous, transport="direct", bucket_bytes=bucket_bytes, stage=False)
         self.sender.send(self.weights.items(), version=next(self.versions))
         self.phases_s, self._ends = [], []
         source = self.sender._group.source

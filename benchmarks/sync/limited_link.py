@@ -130,7 +130,7 @@ def make_sender(url):
     rendezvous = Rendezvous(
         host=SERVER, port=GROUP_PORT, client="learner", timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S
     )
-    return NativeSender([server], rendezvous)
+    return NativeSender([server], rendezvous, stage=False)
 
 
 @contextmanager

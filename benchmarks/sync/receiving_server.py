@@ -103,7 +103,7 @@ def native_sender(url):
     rendezvous = Rendezvous(
         host="127.0.0.1", port=free_port(), client="learner", timeout_s=TIMEOUT_S, join_timeout_s=TIMEOUT_S
     )
-    sender = NativeSender([server], rendezvous)
+    sender = NativeSender([server], rendezvous, stage=False)
     yield sender
     sender.close()
 

@@ -32,5 +32,5 @@ def rendezvous(**fields):
 def native_backend(url, template=TEMPLATE, *, ranks=ALONE, **fields):
     """A backend that generates, and sends on the first rank; ``fields`` of the rendezvous."""
     server = connected(url)
-    sender = NativeSender([server], rendezvous(**fields)) if ranks.is_primary else None
+    sender = NativeSender([server], rendezvous(**fields), stage=False) if ranks.is_primary else None
     return VllmServerBackend([server], template, ranks, sender=sender)

@@ -75,7 +75,7 @@ def learner_device():
 
 
 def sender_to(server):
-    return NativeSender([connected(server.url)], rendezvous(join_timeout_s=60.0))
+    return NativeSender([connected(server.url)], rendezvous(join_timeout_s=60.0), stage=False)
 
 
 def push(sender, server, weights):

@@ -75,7 +75,7 @@ def test_ranks_that_begin_with_different_servers_leave_none_idle(capsys):
 def test_a_sync_takes_as_many_calls_as_the_table_says(num_servers):
     doubles = [NativeDouble({"a": torch.zeros(2)}) for _ in range(num_servers)]
     with serving(*doubles) as urls:
-        sender = NativeSender([connected(url) for url in urls], rendezvous())
+        sender = NativeSender([connected(url) for url in urls], rendezvous(), stage=False)
         sender.send([("a", torch.ones(2))], version=1)
         before = [len(double.calls) for double in doubles]
         sender.send([("a", torch.ones(2))], version=2)

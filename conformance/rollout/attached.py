@@ -44,7 +44,7 @@ def attaching(journal_path):
 
 
 def sender_of(servers):
-    return NativeSender(servers, rendezvous(timeout_s=5, join_timeout_s=5))
+    return NativeSender(servers, rendezvous(timeout_s=5, join_timeout_s=5), stage=False)
 
 
 def source_of(backend, journal, *, learner_world_size=1):

@@ -44,7 +44,7 @@ def sync_by(make_sender):
 USES = {
     "opened": (30, open_and_close),
     "in vain": (30, wait_in_vain),
-    "direct": (4, sync_by(lambda servers: NativeSender(servers, rendezvous(), transport="direct"))),
+    "direct": (4, sync_by(lambda servers: NativeSender(servers, rendezvous(), transport="direct", stage=False))),
     "trl": (4, sync_by(lambda servers: TrlSender(servers, [rendezvous()]))),
 }
 """How many groups, and what is done with each."""

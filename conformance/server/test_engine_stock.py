@@ -78,7 +78,9 @@ def stock(tmp_path_factory):
 def backend(stock):
     server = connected(stock)
     assert server.dialect.name == "vllm"
-    made = VllmServerBackend([server], template_of(), Ranks(), sender=make_sender([server], [rendezvous()]))
+    made = VllmServerBackend(
+        [server], template_of(), Ranks(), sender=make_sender([server], [rendezvous()], stage=False)
+    )
     yield made
     made.close()
 
@@ -108,7 +110,7 @@ def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, ba
 @pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#4"])
 def test_a_learner_with_another_way_of_sending_is_refused_before_it_joins(stock, policies, monkeypatch):
     monkeypatch.setattr(transports, "CHAIN_PROTOCOL", CHAIN_PROTOCOL + 1)
-    sender = make_sender([connected(stock)], [rendezvous()])
+    sender = make_sender([connected(stock)], [rendezvous()], stage=False)
     with pytest.raises(RollmatchError) as caught:
         sender.send(policies[1].weights.items(), version=1)
     assert caught.value.code == "server-refused"

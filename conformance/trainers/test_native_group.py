@@ -52,7 +52,7 @@ def test_our_client_sends_versions_and_gets_rollouts_of_each(server):
     connected = RolloutServer(server.url, ClientSettings(timeout_s=30))
     connected.connect()
     rendezvous = Rendezvous(host="127.0.0.1", port=free_port(), client="learner", timeout_s=30, join_timeout_s=30)
-    sender, first = NativeSender([connected], rendezvous), dict(server.engine.weights)
+    sender, first = NativeSender([connected], rendezvous, stage=False), dict(server.engine.weights)
     ask, limits = [prompt(seed=1, max_tokens=1), prompt(seed=2)], {"top_k": -1, "repetition_penalty": 1.0}
     rules = SamplingRules(
         max_tokens=8, temperature=1.0, top_p=1.0, stop_token_ids=(), banned_token_ids=(9,), logprobs=True, **limits

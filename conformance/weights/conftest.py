@@ -15,7 +15,7 @@ def start():
         def begin(*doubles, bucket_bytes=64, **fields):
             servers = [connected(url, timeout_s=5) for url in stack.enter_context(serving(*doubles))]
             usual = {"timeout_s": 2.0, "join_timeout_s": 5}
-            sender = make_sender(servers, [rendezvous(**usual | fields)] * len(servers))
+            sender = make_sender(servers, [rendezvous(**usual | fields)] * len(servers), stage=False)
             sender.bucket_bytes = bucket_bytes
             stack.callback(sender.close)
             return sender

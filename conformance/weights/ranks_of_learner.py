@@ -92,7 +92,11 @@ class LiveBytes:
 
 def make_fence(url, port, folder, ranks):
     server = connected(url)
-    sender = NativeSender([server], rendezvous(port=port), bucket_bytes=BUCKET_BYTES) if ranks.is_primary else None
+    sender = (
+        NativeSender([server], rendezvous(port=port), bucket_bytes=BUCKET_BYTES, stage=False)
+        if ranks.is_primary
+        else None
+    )
     backend = VllmServerBackend([server], TEMPLATE, ranks, sender=sender)
     return Fence(backend, ranks, Journal(folder / f"journal-rank{ranks.rank}.jsonl", rank=ranks.rank))
 

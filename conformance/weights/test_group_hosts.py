@@ -37,7 +37,7 @@ def test_two_servers_named_by_ipv6_take_weights():
         for server in servers:
             server.connect()
         first = addresses[0]
-        sender = NativeSender(servers, rendezvous(host=resolve(first.group_host), port=first.group_port))
+        sender = NativeSender(servers, rendezvous(host=resolve(first.group_host), port=first.group_port), stage=False)
         sender.send([("a", torch.ones(3))], version=1)
         sender.close()
     assert [(double.policy_version, double.served["a"].tolist()) for double in doubles] == [(1, [1.0] * 3)] * 2

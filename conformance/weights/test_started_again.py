@@ -41,7 +41,7 @@ def test_a_learner_that_was_started_again_takes_the_place_of_its_dead_self(start
     dead.send(tensors_of(1).items(), version=1)
     dead.close = lambda: None  # killed: it sent no message, and its sockets are closed
     rendezvous, dead._group = dead.rendezvous, None
-    again = NativeSender(dead.servers, rendezvous)
+    again = NativeSender(dead.servers, rendezvous, stage=False)
     again.send(tensors_of(2).items(), version=2)
     assert all(equal(double.served, tensors_of(2)) for double in doubles)
     again.close()

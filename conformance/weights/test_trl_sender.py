@@ -66,8 +66,8 @@ def address_of(port, *, rank, join_timeout_s=5):
 
 def test_the_dialect_decides_the_way():
     assert isinstance(make_sender(servers_of("native", "native"), [MEETING] * 2, stage=True), NativeSender)
-    assert isinstance(make_sender(servers_of("swift", "swift"), [MEETING] * 2), TrlSender)
-    assert isinstance(make_sender(servers_of("trl"), [MEETING]), TrlSender)
+    assert isinstance(make_sender(servers_of("swift", "swift"), [MEETING] * 2, stage=False), TrlSender)
+    assert isinstance(make_sender(servers_of("trl"), [MEETING], stage=False), TrlSender)
 
 
 @pytest.mark.parametrize("dialect", ["swift", "trl", "vllm"])
@@ -78,7 +78,7 @@ def test_a_server_that_loads_weights_as_they_come_stages_none(dialect):
 
 def test_servers_of_two_dialects_are_refused():
     with refused("dialects-mixed", "http://h:1") as caught:
-        make_sender(servers_of("native", "swift"), [MEETING] * 2)
+        make_sender(servers_of("native", "swift"), [MEETING] * 2, stage=False)
     assert caught.value.remedy
 
 

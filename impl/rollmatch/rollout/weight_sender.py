@@ -47,9 +47,7 @@ class StagingUnavailable(SyncError):
     code = "staging-unavailable"
 
 
-def make_sender(
-    servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvous], *, stage: bool = False
-) -> WeightSender:
+def make_sender(servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvous], *, stage: bool) -> WeightSender:
     """Rank 0's way to connected servers; ``rendezvous``: one per server, of which a common group takes the first.
 
     ``stage``: full syncs change nothing before all servers have them.

@@ -75,7 +75,7 @@ class NativeSender:
         *,
         bucket_bytes: int | None = None,
         transport: str = AUTO,
-        stage: bool = False,
+        stage: bool,
     ) -> None:
         """``transport``: ``gloo``, ``direct``, or ``auto``: ``direct`` if both sides have GPUs. Each can ``stage``."""
         self.servers, self.rendezvous, self.bucket_bytes = tuple(servers), rendezvous, bucket_bytes
