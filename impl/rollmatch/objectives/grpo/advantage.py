@@ -29,8 +29,8 @@ def group_advantages(
     >>> group_advantages([[3.0, 0.0, None]], baseline="leave_one_out", scale="none")
     [[3.0, -3.0, 0.0]]
     """
-    whole = _std([reward for group in groups for reward in group if reward is not None])
-    return [_advantages_of(group, baseline, scale, whole=whole) for group in groups]
+    whole = [reward for group in groups for reward in group if reward is not None]
+    return [_advantages_of(group, baseline, scale, whole) for group in groups]
 
 
 def is_flat(group: Sequence[float | None]) -> bool:
@@ -39,20 +39,20 @@ def is_flat(group: Sequence[float | None]) -> bool:
     return all(reward == known[0] for reward in known)
 
 
-def _advantages_of(group: Sequence[float | None], baseline: Baseline, scale: Scale, *, whole: float) -> list[float]:
+def _advantages_of(
+    group: Sequence[float | None], baseline: Baseline, scale: Scale, whole: Sequence[float]
+) -> list[float]:
     known = [reward for reward in group if reward is not None]
     if len(known) < 2 or is_flat(group):
         return [0.0] * len(group)
     mean = fsum(known) / len(known)
     # r - mean of the others = (r - mean of all) * n / (n - 1)
     factor = len(known) / (len(known) - 1) if baseline == "leave_one_out" else 1.0
-    divisor = {"group": _std(known) + STD_FLOOR, "batch": whole + STD_FLOOR, "none": 1.0}[scale]
+    divisor = 1.0 if scale == "none" else _std(known if scale == "group" else whole) + STD_FLOOR
     return [0.0 if reward is None else (reward - mean) * factor / divisor for reward in group]
 
 
 def _std(values: Sequence[float]) -> float:
-    """Sample standard deviation; 0 of less than two."""
-    if len(values) < 2:
-        return 0.0
+    """Sample standard deviation of two values or more."""
     mean = fsum(values) / len(values)
     return sqrt(fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
