@@ -184,3 +184,12 @@ def test_scores_of_odd_logits_unlikely_tokens_and_no_rows(odd):
     scores = logprobs_of(HeadStates.of(nothing, head), torch.zeros(0, dtype=torch.int64))
     scores.sum().backward()
     assert (scores.shape, nothing.grad.shape) == ((0,), (0, HIDDEN_LEN)), "a graph, too"
+
+
+def test_a_second_derivative_is_refused():
+    hidden = torch.randn(2, HIDDEN_LEN, requires_grad=True)
+    scores = logprobs_of(HeadStates.of(hidden, make_head()), torch.tensor([1, 2]))
+    weights = torch.ones(2, requires_grad=True)
+    (first,) = torch.autograd.grad((scores * weights).sum(), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()

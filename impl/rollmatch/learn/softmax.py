@@ -11,7 +11,6 @@ ROWS_AT_ONCE = 128
 """Rows that exist in float32 at a time."""
 
 
-@torch.no_grad()
 def logsumexps(logits: Tensor, temperature: float) -> Tensor:
     """[n] of logits [n, V] / temperature, in float32 at least.
 
@@ -25,7 +24,6 @@ def logsumexps(logits: Tensor, temperature: float) -> Tensor:
     return torch.cat([(_float32(some) / temperature).logsumexp(-1) for some in torch.split(logits, ROWS_AT_ONCE)])
 
 
-@torch.no_grad()
 def to_probs(logits: Tensor, everything: Tensor, temperature: float, *, factors: Tensor | None = None) -> None:
     """Write softmax(logits / temperature) over logits [n, V], each row times its factor; ``everything``: logsumexps.
 

@@ -132,7 +132,6 @@ def pieces_of(transfer: WeightTransfer, buffers: Sequence[Buffer], digests: list
     yield torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8)
 
 
-@torch.no_grad()
 def _bytes_in(transfer: WeightTransfer, start: int, stop: int) -> list[Tensor]:
     """Of each tensor, in the type in which it travels."""
     pairs = zip(transfer.tensors[start:stop], transfer.plan.specs[start:stop], strict=True)
@@ -150,7 +149,6 @@ def check_digests(names: Sequence[str], sent: Sequence[str], held: Sequence[str]
             raise DigestMismatch(problem, key=name, remedy=_REMEDY)
 
 
-@torch.no_grad()
 def add_mixed(raw: Sequence[Tensor], sums: Tensor) -> None:
     """Add the sums of n runs of bytes to [n, 2] int64 ``sums`` on the same device; on a GPU the work is only queued."""
     words = [_words(part) for part in raw]
@@ -175,7 +173,6 @@ def mixed_digest_of(tensor: Tensor) -> bytes:
     return mixed_digests(sums)[0]
 
 
-@torch.no_grad()
 def add_mixed_in(flat: Tensor, sizes: Sequence[int], sums: Tensor) -> None:
     """``add_mixed`` of n runs of ``sizes`` bytes that lie one after the other in contiguous memory.
 

@@ -189,7 +189,6 @@ def load_changed(model: nn.Module | None, layout: WeightLayout, tensors: Mapping
         load_into(model, changed)
 
 
-@torch.no_grad()
 def fill_padding(layout: WeightLayout) -> None:
     """What no tensor brings."""
     for target, value in layout.fills:
