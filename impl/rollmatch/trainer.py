@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import ModelOutput
 
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.data.order import check_order, split_evenly
@@ -170,10 +169,11 @@ class RolloutTrainer(SegmentTrainer):
         settled = self.streamed.settle() if self.streamed is not None else 0.0
         return super().training_step(model, inputs, num_items_in_batch) + settled
 
-    def compute_loss(
-        self, model: nn.Module, inputs: Passes, return_outputs: bool = False, **_: object
-    ) -> Tensor | tuple[Tensor, ModelOutput]:
-        """The micro-batch's share of the step's loss, times the ranks that DDP will average over."""
+    def compute_loss(self, model: nn.Module, inputs: Passes, **_: object) -> Tensor:
+        """The micro-batch's share of the step's loss, times the ranks that DDP will average over.
+
+        transformers asks for the model's outputs in its own evaluation only, which ``evaluate`` replaces.
+        """
         batch = self.learner.with_reference(model, inputs["passes"][0], self.scoring)
         terms: list[Terms] = []
 
@@ -181,10 +181,9 @@ class RolloutTrainer(SegmentTrainer):
             terms.append(self.learner.objective.loss(logits, batch, totals=self.totals))
             return terms[-1].total
 
-        total, outputs = self.scoring(model, batch.inputs, score)
+        total, _outputs = self.scoring(model, batch.inputs, score)
         self.report.add_terms(terms[-1].figures)
-        loss = self.evened(total * self.source.ranks.learner_world_size)
-        return (loss, outputs) if return_outputs else loss
+        return self.evened(total * self.source.ranks.learner_world_size)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the step's figures to the line that holds the loss; the timeline follows it."""
