@@ -74,6 +74,53 @@ def test_fields_and_values_are_checked_before_vllm(served, route, body, expected
     assert expected[2] in (None, key)
 
 
+COMPLETION_BOUNDS = {
+    "n": (0, 1),
+    "max_tokens": (0, 1),
+    "max_tokens of 31 bits": (2**31, 2**31 - 1),
+    "stop": ("", "a"),
+    "stop, longest": ("a" * 1025, "a" * 1024),
+    "bad_words": (["a"] * 1025, ["a"] * 1024),
+    "allowed_token_ids": ([-1], [0]),
+    "allowed_token_ids of 31 bits": ([2**31], [2**31 - 1]),
+    "length_penalty": (1.5, 1),
+    "length_penalty, least": (0.5, 1),
+}
+TOKEN_BOUNDS = {
+    "n": (0, 1),
+    "stop": ("", "a"),
+    "stop, longest": ("a" * 1025, "a" * 1024),
+    "logprobs": (21, 20),
+    "logprobs, least": (-1, 0),
+}
+BOUNDS = [
+    *(
+        (COMPLETION, {"prompt": "a"}, name.split(maxsplit=1)[0].strip(","), *values)
+        for name, values in COMPLETION_BOUNDS.items()
+    ),
+    (CHAT, {}, "messages", [], chat()["messages"]),
+    (CHAT, chat(logprobs=True), "top_logprobs", 21, 20),
+    (CHAT, chat(logprobs=True), "top_logprobs", -1, 0),
+    (TOKENS, {"token_ids": [5]}, "request_id", "a" * 1025, "a" * 1024),
+    (TOKENS, {"token_ids": [5]}, "cache_salt", "a" * 1025, "a" * 1024),
+    *(
+        (TOKENS, {"token_ids": [5]}, f"sampling_params.{name}".split(",")[0], *values)
+        for name, values in TOKEN_BOUNDS.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("route", "body", "field", "beyond", "at_the_bound"), BOUNDS)
+def test_a_value_beyond_its_bound_is_refused_and_one_at_it_is_not(served, route, body, field, beyond, at_the_bound):
+    _, client = served()
+    outer, _, inner = field.partition(".")
+    refused, accepted = (
+        call(client, route, body | {outer: {inner: value} if inner else value}) for value in (beyond, at_the_bound)
+    )
+    assert refused[:2] == ((400, "sampling-value-invalid") if inner else (422, "body-invalid"))
+    assert accepted[1] not in ("sampling-value-invalid", "body-invalid")
+
+
 @pytest.mark.parametrize(
     ("limits", "route", "over", "within"),
     [

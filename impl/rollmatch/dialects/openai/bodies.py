@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, ClassVar, Literal
 
 from PIL import Image
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from rollmatch.server.payloads import Int64, Payload
 from rollmatch.server.sampling import StopTexts
@@ -45,8 +45,6 @@ class OpenAIStreamOptions(Payload):
 
 class StructuredOutputs(Payload):
     """vLLM's ``structured_outputs``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=False)
 
     schema_: str | JsonObject | None = Field(default=None, alias="json")
     regex: str | None = None
