@@ -111,6 +111,20 @@ TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
             )
             for unserved in ({"stream": True}, {"prompt_logprobs": 1}, {"top_logprobs": 1}, {"num_beams": True})
         ),
+        *(("/generate/", {"prompts": [[5]], "logprobs": number}, 200, None) for number in (0, 20, None)),
+        *(("/generate/", {"prompts": [[5]], "logprobs": number}, 400, "sampling-value-invalid") for number in (-1, 21)),
+        ("/generate/", {"prompts": [[5]], "structured_outputs_regex": ""}, 422, "body-invalid"),
+        ("/generate/", {"prompts": [[5]], "structured_outputs_regex": "a" * 4097}, 422, "body-invalid"),
+        *(
+            ("/init_communicator/", {"host": "127.0.0.1", "port": port, "world_size": size}, 422, "body-invalid")
+            for port, size in ((0, 3), (65536, 3), (23000, 0), (23000, 4097))
+        ),
+        (
+            "/infer/",
+            {"infer_requests": [{"prompt_token_ids": [5]}], "request_config": {"n": 0}},
+            400,
+            "sampling-value-invalid",
+        ),
         ("/native/infer/", native([[5]], seed=2**63), 422, "body-invalid"),
         ("/update_named_param/", TENSOR, 422, "body-invalid"),
         (

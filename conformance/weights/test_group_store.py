@@ -16,7 +16,7 @@ from conformance.refusals import refused
 from conformance.server.instance import free_port
 from conformance.servers.talk import in_thread
 from rollmatch.weights.gloo import GlooGroup
-from rollmatch.weights.group_address import CommunicatorTimeout, GroupAddress, TransferFailed
+from rollmatch.weights.group_address import CommunicatorTimeout, GroupAddress, TransferFailed, check_address
 from rollmatch.weights.group_store import DROP, GO, GroupStore
 from rollmatch.weights.stateless import StatelessGroup, begin_on
 from rollmatch.weights.worker.receiver import SyncDropped, wait_go
@@ -70,9 +70,11 @@ def test_a_wildcard_is_no_host_of_a_group():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("secret", "short"),
-        ("world_size", 2**40),
+        ("secret", "s" * 15),
+        ("world_size", 4097),
+        ("world_size", 0),
         ("rank", 2),
+        ("rank", -1),
         ("join_timeout_s", float("inf")),
         ("timeout_s", float("nan")),
     ],
@@ -82,6 +84,11 @@ def test_an_impossible_address_is_refused_before_anything_is_opened(key, value):
     with refused("group-address-invalid", key):
         GlooGroup.open(address_of(**fields))
     assert listening() == before
+
+
+def test_an_address_at_its_bounds_is_possible():
+    check_address(address_of(4095, 1, world_size=4096, secret="s" * 16))
+    check_address(address_of(0, 1, world_size=1))
 
 
 def test_whoever_does_not_know_the_secret_is_not_admitted(pair):
