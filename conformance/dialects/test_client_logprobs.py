@@ -118,6 +118,7 @@ def tried(*values):
 def test_a_server_that_shapes_before_it_reports_is_certain_of_the_only_token_left():
     first, second = tried(0.0, -1e-6)
     assert (first["top_k"], first["max_tokens"], first["logprobs"]) == (1, 1, True)
+    assert (first["temperature"], first["top_p"], first["repetition_penalty"]) == (1.0, 1.0, 1.0)
     assert (first["logit_bias"], second["logit_bias"]) == ({}, {"4": -100.0})
 
 
