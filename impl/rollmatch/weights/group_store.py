@@ -154,7 +154,7 @@ class _StoreServer:
             if request.operation == "set":
                 self._values[request.keys[0]] = request.value
                 self._changed.notify_all()
-                return True
+                return None
             here = self._changed.wait_for(
                 lambda: self._is_closed or all(key in self._values for key in request.keys), timeout=request.timeout_s
             )
