@@ -52,7 +52,7 @@ class Trajectory:
     @property
     def total_return(self) -> float:
         """Sum of all rewards (nothing is discounted)."""
-        return self.return_from(-1)
+        return sum(reward for _, reward in self.rewards)
 
     def return_from(self, position: int) -> float:
         """What is paid after the first ``position`` ids."""
