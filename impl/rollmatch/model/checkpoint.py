@@ -78,11 +78,11 @@ class CheckpointNames:
             return
         if any(whole.get(name) != tensor.shape for name, tensor in made.items()):
             return
-        names = list(made)
-        if len(names) == 1 and made[names[0]] is meta:
-            self._names[key] = names[0]
-        else:
-            self._converted.add(key)
+        match list(made.items()):
+            case [(name, tensor)] if tensor is meta:
+                self._names[key] = name
+            case _:
+                self._converted.add(key)
 
     def _revert(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if not hasattr(self.model, "save_pretrained"):
