@@ -95,9 +95,7 @@ class Direct:
 
     def _send(self):
         tensors = list(self.weights.values())
-        transfer = WeightTransfer(
-            plan=self.plan, tensors=tuple(tensors[index] for index in self.plan.order), is_gathered=False
-        )
+        transfer = WeightTransfer(plan=self.plan, tensors=tuple(tensors[index] for index in self.plan.order))
         return self.group.send(transfer, lambda: None)
 
     def _check(self, digests, answers):

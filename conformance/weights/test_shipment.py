@@ -29,7 +29,7 @@ def test_as_many_pieces_as_may_be_under_way_are_whole_at_a_time(kinds, bucket_by
     plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=bucket_bytes)
     ordered = [named[index][1] for index in plan.order]
     under_way, arrived, announced = [], b"", []
-    for piece in pieces_of(WeightTransfer(plan=plan, tensors=tuple(ordered), is_gathered=False), buffers(), announced):
+    for piece in pieces_of(WeightTransfer(plan=plan, tensors=tuple(ordered)), buffers(), announced):
         if len(under_way) == MAX_IN_FLIGHT:
             arrived += bytes(under_way.pop(0).numpy())
         under_way.append(piece)
@@ -42,7 +42,7 @@ def test_as_many_pieces_as_may_be_under_way_are_whole_at_a_time(kinds, bucket_by
 
 def test_tensors_travel_in_the_type_of_the_plan():
     plan = make_plan([spec_of("a", torch.zeros(2, dtype=torch.bfloat16))], bucket_bytes=64)
-    transfer = WeightTransfer(plan=plan, tensors=(torch.tensor([1.5, -2.0], requires_grad=True),), is_gathered=False)
+    transfer = WeightTransfer(plan=plan, tensors=(torch.tensor([1.5, -2.0], requires_grad=True),))
     first, _ = pieces_of(transfer, buffers(), [])
     assert first.view(torch.bfloat16).tolist() == [1.5, -2.0]
 
