@@ -5,8 +5,8 @@
     python -m conformance.harness.mutants --diff main          # lines that differ from a branch
 
 ``build/coverage`` says which tests reach a line; ``make map`` writes it. A mutant that no test reaches survives.
-Left out is what has no behavior: annotations, protocols, imports for them, ``frozen``, ``slots`` and ``kw_only`` of
-decorators, and what is written into the text of an error or of a line that is printed.
+Left out is what has no behavior: annotations, protocols, overloads, ``@override``, imports for them, ``frozen``,
+``slots`` and ``kw_only`` of decorators, and what is written into the text of an error or of a line that is printed.
 """
 
 import argparse
@@ -86,8 +86,8 @@ def _spans_without_behavior(tree: ast.AST) -> Iterator[Span]:
         match node:
             case ast.arg(annotation=ast.expr() as part) | ast.AnnAssign(annotation=part):
                 yield _span_of(part)
-            case ast.FunctionDef(returns=ast.expr() as part) | ast.AsyncFunctionDef(returns=ast.expr() as part):
-                yield _span_of(part)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from _spans_of_function(node)
             case ast.If(test=ast.Name(id="TYPE_CHECKING") as part):
                 yield (part.lineno, part.col_offset), _span_of(part)[1]
             case ast.ClassDef(bases=[*_, ast.Name(id="Protocol")]):
@@ -97,6 +97,19 @@ def _spans_without_behavior(tree: ast.AST) -> Iterator[Span]:
                 yield from (_span_of(each) for each in keywords if each.arg in ("frozen", "slots", "kw_only"))
         if _is_message(node):
             yield from (_span_of(each) for each in ast.walk(node) if isinstance(each, ast.JoinedStr))
+
+
+def _spans_of_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Span]:
+    """What only type checkers read: the type it returns, ``@override``, and the whole of an overload."""
+    if node.returns:
+        yield _span_of(node.returns)
+    for decorator in node.decorator_list:
+        (line, column), end = _span_of(decorator)
+        match ast.unparse(decorator).rpartition(".")[2]:
+            case "override":
+                yield (line, column - 1), end
+            case "overload":
+                yield (line, 0), (node.end_lineno or 0, sys.maxsize)
 
 
 def _is_message(node: ast.AST) -> bool:
@@ -123,10 +136,10 @@ def draw(lines: Lines, chance: random.Random) -> Iterator[Trial]:
     for path, line in order:
         places = [chance.sample(place, len(place)) for place in places_of(path).get(line, ())]
         mutations = (mutation for place in chance.sample(places, len(places)) for mutation in place)
-        yield from islice((trial_of(each, source) for each in mutations if (source := _mutated(each))), 1)
+        yield from islice((trial_of(each, source) for each in mutations if (source := mutated(each))), 1)
 
 
-def _mutated(mutation: Mutation) -> str | None:
+def mutated(mutation: Mutation) -> str | None:
     """The changed source, if cosmic-ray can make it and Python can read it."""
     text = mutation.path.read_text(encoding="utf-8")
     try:

@@ -1,0 +1,61 @@
+"""The mutants of a file: which places they change, and what has no behavior to change."""
+
+import ast
+
+import pytest
+
+from conformance.harness.mutants import lines_to_mutate, mutated, places_of
+
+NO_BEHAVIOR = {
+    "annotations": "def f(x: tuple[1, 2] | None) -> tuple[3, 4] | None: ...\ny: list[5 | 6]\n",
+    "an overload": "@overload\ndef f(x: int, most=3) -> int: ...\n@typing.overload\nasync def f(x: str, most=3): ...\n",
+    "what overrides": "class Low:\n    @override\n    def f(self): ...\n    @typing.override\n    def g(self): ...\n",
+    "a protocol": "class Shown(Protocol):\n    most: int = 3\n    @property\n    def text(self) -> str: ...\n",
+    "imports for types": "if TYPE_CHECKING:\n    import this\n",
+    "flags of a class": "@dataclass(frozen=True, slots=True, kw_only=True)\nclass Low: ...\n",
+    "texts of errors": "def f(x):\n    problem = f'{x + 1} is odd'\n    raise ValueError(f'{x[0]}: {problem}')\n",
+    "the star of a signature": "def f(x, /, *, y): ...\n",
+}
+
+
+def operators_in(path, text):
+    """Line -> names of the operators that change something in it."""
+    path.write_text(text)
+    places = places_of(path)
+    return {line: {each.operator.partition("/")[2] for place in places[line] for each in place} for line in places}
+
+
+@pytest.mark.parametrize("name", NO_BEHAVIOR)
+def test_what_has_no_behavior_is_left_out(tmp_path, name):
+    left = operators_in(tmp_path / "small.py", NO_BEHAVIOR[name])
+    assert set().union(*left.values()) <= {"RemoveDecorator"}, left
+    assert list(left) == ([1] if name == "flags of a class" else []), left
+
+
+def test_what_stands_beside_it_is_changed(tmp_path):
+    texts = "@override\n@cache\ndef f(x: int = 1) -> list[2]:\n    return 3 if x else 4\n"
+    replaced = {"NumberReplacer", "AddNot"}
+    assert operators_in(tmp_path / "small.py", texts) == {2: {"RemoveDecorator"}, 3: {"NumberReplacer"}, 4: replaced}
+
+
+def test_a_sign_is_one_place_with_many_replacements(tmp_path):
+    path = tmp_path / "small.py"
+    path.write_text("total = first + second\n")
+    ((place,),) = places_of(path).values()
+    assert len(place) > 9
+    assert {(each.line, each.operator.rpartition("_")[0]) for each in place} == {(1, "core/ReplaceBinaryOperator_Add")}
+    assert {each.operator.rpartition("_")[2] for each in place} >= {"Sub", "Mul", "BitXor"}
+
+
+def test_every_mutant_is_python_and_differs(tmp_path):
+    path = tmp_path / "small.py"
+    text = (
+        "@cache\ndef f(x, /, y=1, *, z=True):\n    while x and not y:\n        x = x - 1 if z is True else -y ** 2\n"
+        "    try:\n        return [x % one for one in y if one == 2]\n    except (KeyError, OSError):\n        raise\n"
+    )
+    path.write_text(text)
+    changed = [mutated(each) for places in places_of(path).values() for place in places for each in place]
+    sources = [source for source in changed if source]
+    assert len(sources) > 50
+    assert all(ast.dump(ast.parse(source)) != ast.dump(ast.parse(text)) for source in sources)
+    assert lines_to_mutate(path) == {1, 2, 3, 4, 6, 7}
