@@ -51,13 +51,12 @@ def make_arguments(config: RunConfig) -> TrainingArguments:
     named |= {
         "report_to": list(training.report_to),
         "eval_strategy": "steps" if training.eval_steps else "no",
-        "eval_steps": training.eval_steps or None,
+        "eval_steps": training.eval_steps,
         "save_strategy": "steps",
         "gradient_checkpointing": recomputes(config),
         # A rank whose batch has no image does not use the vision tower: DDP would wait for its gradients for ever.
         "ddp_find_unused_parameters": True if _trains_vision(config) else None,
         "remove_unused_columns": False,
-        "average_tokens_across_devices": False,  # the loss is divided by the step's own totals
         "disable_tqdm": True,
         "use_cpu": not torch.cuda.is_available(),
     }

@@ -120,7 +120,7 @@ def _with_defaults(kind: str, fields: Mapping[str, object]) -> dict[str, object]
 
 def _convert_correction(made: Imported, given: Mapping[str, object]) -> None:
     """The importance weight for engine and learner: ours is TRL's ``token_truncate``."""
-    is_on = given.get("vllm_importance_sampling_correction", False)
+    is_on = given.get("vllm_importance_sampling_correction")
     mode, cap = given.get("vllm_importance_sampling_mode"), given.get("vllm_importance_sampling_cap")
     cap, key = cap or given.get("vllm_importance_sampling_clip_max"), "vllm_importance_sampling_mode"
     if "rollout_importance_sampling_mode" in given:

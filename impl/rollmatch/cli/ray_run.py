@@ -126,7 +126,7 @@ class RayRun:
         self._watch(is_done, for_s=for_s)
         for part in running:
             ray.kill(part.actor)  # a command that has not ended goes with it
-            part.is_running, part.is_over = False, True
+            part.is_running = False
 
     def _watch(self, is_done: Callable[[], bool], *, for_s: float = float("inf")) -> None:
         until = time.monotonic() + for_s
