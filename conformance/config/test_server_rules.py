@@ -38,7 +38,7 @@ BROKEN = [
     ("missing-key", "base_url", named("group_port: 51216"), named(f"group_port: 51216, base_url: {ONE}")),
     ("missing-key", "group_port", named(f"base_url: {ONE}"), named(f"base_url: {ONE}, group_port: 51216")),
     ("connection-form-ambiguous", "", named(f"{entries((A, 1))}, base_url: {ONE}, group_port: 51216"), GOOD),
-    ("connection-form-ambiguous", "", named(f"{entries((A, 1))}, group_port: 51216"), GOOD),
+    ("connection-form-ambiguous", "", named(f"{entries((A, 1), (A, 1))}, group_port: 51216"), GOOD),
     ("connection-form-ambiguous", "", named(f"{entries((A, 1))}, servers_file: a.yaml"), named("servers_file: a.yaml")),
     ("connection-form-ambiguous", "", named("group_port: 1, servers_file: a.yaml, base_url: 'http://a:1'"), GOOD),
     ("connection-form-missing", "", named("timeout_s: 60"), ("~.vllm.server={timeout_s: 60}",)),

@@ -82,8 +82,7 @@ def _distinct(config: RunConfig) -> Iterator[ConfigError]:
 
 def _is_elsewhere(config: RunConfig) -> bool:
     """Whether the section holds no list, or one that another rule refuses."""
-    named = _vllm(config).server.servers_file is not None
-    return named or any(True for _ in _pair(config)) or any(True for _ in _form(config))
+    return _vllm(config).server.servers_file is not None or bool([*_pair(config), *_form(config)])
 
 
 def _check_distinct(server: ServerConfig, addresses: Sequence[ServerAddress]) -> Iterator[ConfigError]:
@@ -247,7 +246,7 @@ def _pairs(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _hosts(config: RunConfig) -> Iterator[ConfigError]:
-    if is_named_in_rlhf(config) and not any(True for _ in (*_named(config), *_pairs(config))):
+    if is_named_in_rlhf(config) and not [*_named(config), *_pairs(config)]:
         yield from check_group_hosts(pair_servers(server_section(config)), key=HOST)
 
 
