@@ -205,6 +205,10 @@ def test_what_differs_in_substance_is_listed_with_its_reason():
         ("swift", {"adapters": ["a", "b"]}, "model.adapter", None, "adapters"),
         ("swift", {"advantage_estimator": "rloo"}, f"{GRPO}.baseline", "leave_one_out", None),
         ("swift", {"dataset": ["a.jsonl", "b.jsonl"]}, "custom.train_jsonl", None, "dataset"),
+        ("trl", {"kl_in_reward": False, "do_train": True, "shuffle_dataset": True}, "kl_in_reward", None, None),
+        ("trl", {"kl_in_reward": True, "remove_unused_columns": True}, "kl_in_reward", None, "kl_in_reward"),
+        ("swift", {"dynamic_sample": False, "use_hf": True, "dataset_shuffle": True}, "use_hf", None, None),
+        ("swift", {"dynamic_sample": True}, "dynamic_sample", None, "dynamic_sample"),
     ],
 )
 def test_a_value_of_the_source_becomes_ours_or_is_left_out(kind, fields, key, value, left_out):

@@ -60,6 +60,19 @@ def test_servers_and_learner_name_the_same_addresses(path, hosts):
         assert pair_servers(server_section(config_of(typed))) == addresses
 
 
+def test_ports_count_up_from_the_first_server_s_whose_url_may_name_none():
+    section = "custom.extra.rollout_matching.vllm.server"
+    urls, port = f"{section}.base_url=[http://127.0.0.1, http://127.0.0.1:9100]", f"{section}.group_port=[7000, 7100]"
+    words = words_of(MATCHING, "10.0.0.1", "10.0.0.1", "10.0.0.2", overrides=[urls, port])
+    addresses = pair_servers(server_section(config_of(words.server(0, ()))))
+    assert [words.url(index) for index in range(3)] == [
+        "http://10.0.0.1:8000",
+        "http://10.0.0.1:8001",
+        "http://10.0.0.2:8002",
+    ]
+    assert [address.group_port for address in addresses] == [7000, 7001, 7002]
+
+
 @pytest.mark.parametrize("address", ["10.0.0.1", "127.0.1.1", "fd00::1"])
 def test_a_server_listens_where_its_node_is(address):
     """127.0.1.1: Ray's address of a machine without a network whose /etc/hosts is Debian's."""

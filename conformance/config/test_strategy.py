@@ -163,6 +163,16 @@ def test_a_launcher_s_file_that_says_something_else_is_refused(launched, fields)
         strategy_check.check_strategy(config_with("training.strategy=deepspeed_zero3"), learner_world_size=2)
 
 
+def test_a_launcher_s_file_offloads_what_the_strategy_s_file_does(launched, file):
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    config = config_with(f"training.strategy={file({'zero_optimization': zero})}")
+    launched(zero_stage="3", offload_optimizer_device="cpu", offload_param_device="none")
+    strategy_check.check_strategy(config, learner_world_size=2)
+    launched(zero_stage="3", offload_optimizer_device="none")
+    with refused("strategy-contradicted", key="training.strategy", problem="means cpu"):
+        strategy_check.check_strategy(config, learner_world_size=2)
+
+
 @pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#7"])
 def test_ranks_that_would_share_rows_are_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
@@ -194,3 +204,11 @@ def test_ranks_wait_for_no_gradient_of_a_tower_that_a_batch_does_not_use(tmp_pat
     tower = (f"tuner.freeze_vit={is_frozen}", f"tuner.freeze_aligner={is_frozen}")
     arguments = make_arguments(load_digits(f"training.output_dir={tmp_path}", *tower))
     assert arguments.ddp_find_unused_parameters == finds
+
+
+def test_evaluations_follow_their_own_number_of_steps(tmp_path):
+    from rollmatch.cli.assemble import make_arguments  # seconds to load
+
+    config = load_digits(f"training.output_dir={tmp_path}", "training.eval_steps=3", "training.logging_steps=2")
+    arguments = make_arguments(config)
+    assert (arguments.eval_strategy, arguments.eval_steps, arguments.logging_steps) == ("steps", 3, 2)

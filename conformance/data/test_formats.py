@@ -11,10 +11,10 @@ from pycocotools.coco import COCO
 from conformance.refusals import refused
 from rollmatch.cli.main import main
 from rollmatch.data import load_samples
-from rollmatch.data.formats import LabeledImage
-from rollmatch.data.formats.coco import read_coco
+from rollmatch.data.formats import LabeledImage, LabeledObject
+from rollmatch.data.formats.coco import read_coco, write_coco
 from rollmatch.data.formats.native import NativeWriter, read_native, to_bins, to_pixels
-from rollmatch.data.formats.swift import read_swift
+from rollmatch.data.formats.swift import read_swift, write_swift
 from rollmatch.data.formats.yolo import read_yolo
 
 SIZE = (640, 480)
@@ -236,6 +236,20 @@ def test_swift_norm1_boxes_are_shares_of_the_image(tmp_path):
     (tmp_path / "train.jsonl").write_text(json.dumps({"images": ["a.png"], "objects": objects}) + "\n")
     (image,) = read_swift(tmp_path / "train.jsonl", tmp_path)
     assert image.objects[0].box == pytest.approx((10, 20, 50, 100))
+
+
+@pytest.mark.parametrize(("target", "box"), [("coco", [1.235, 2.0, 2.0, 3.0]), ("swift", [1.235, 2.0, 3.235, 5.0])])
+def test_boxes_are_written_to_a_thousandth_of_a_pixel(tmp_path, target, box):
+    one = LabeledObject(desc="cat", box=(1.23456, 2.0, 3.23456, 5.0004))
+    image = LabeledImage(path="a.jpg", width=10, height=10, objects=(one,))
+    if target == "coco":
+        write_coco([image], tmp_path / "out.json")
+        (written,) = json.loads((tmp_path / "out.json").read_text())["annotations"]
+        assert written["bbox"] == box
+        assert written["area"] == 6.001
+    else:
+        write_swift([image], tmp_path / "out.jsonl", prompt="Find all.")
+        assert json.loads((tmp_path / "out.jsonl").read_text())["objects"]["bbox"] == [box]
 
 
 @pytest.mark.parametrize(
