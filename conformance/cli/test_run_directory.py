@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -218,6 +219,12 @@ def test_a_file_system_without_locks_is_named_and_used(directory, monkeypatch, c
     monkeypatch.setattr(run_directory.fcntl, "flock", refuse)
     assert opened(directory) is None
     assert "cannot be locked (Function not implemented)" in capsys.readouterr().err
+
+
+def test_a_directory_that_is_removed_during_a_run_does_not_end_it(directory):
+    with open_run_directory(directory, resume=False, overwrite=False):
+        shutil.rmtree(directory)
+    assert not directory.exists()
 
 
 def test_a_start_that_failed_leaves_no_directory(directory, tmp_path):
