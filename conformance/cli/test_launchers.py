@@ -85,7 +85,7 @@ def test_the_group_port_is_left_alone(begun):
         group = held.getsockname()[1]
         url = f"http://127.0.0.1:{free_port()}"
         with not_refused():
-            serve(str(CONFIG), overrides=absolute(*named(url, group)), gpus=["0"])
+            serve(str(CONFIG), overrides=absolute(*named(url, group)), gpus=["0"], dry_run=False)
         with pytest.raises(BlockingIOError):
             held.accept()
     assert len(begun) == 1

@@ -110,7 +110,7 @@ def test_swift_gets_the_same_settings_by_its_own_names():
 )
 def test_a_busy_port_or_a_missing_model_stops_the_start():
     def start(*overrides):
-        serve(str(CONFIG), overrides=[*absolute(), *ONE, *overrides], gpus=["0"])
+        serve(str(CONFIG), overrides=[*absolute(), *ONE, *overrides], gpus=["0"], dry_run=False)
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -100,9 +100,24 @@ def test_aliases_of_aliases_are_counted_and_not_expanded():
     assert time.perf_counter() - began < 2
 
 
+def test_the_largest_document_is_read_and_one_value_more_is_refused():
+    deep = [f"a: {'[' * depth}{']' * depth}" for depth in (50, 51)]
+    long = [f"a: &a [{'1, ' * 999}]\nb: [{'*a, ' * 100}{more}]" for more in ("", "1")]
+    digits = [f"a: {'9' * number}" for number in (400, 401)]
+    for most, too_many in (deep, long, digits):
+        assert "a" in parse_mapping(most, origin="a.yaml")
+        with refused("yaml-malformed"):
+            parse_mapping(too_many, origin="a.yaml")
+
+
+def test_a_written_document_is_read_as_it_is_written():
+    assert dump({"zoo": "\u540d", "a": ["caf\u00e9"]}) == "zoo: \u540d\na:\n- caf\u00e9\n"
+
+
 @pytest.mark.parametrize(
     ("value", "found"),
     [
+        ("!!int " + "x" * 70, f"'{'x' * 60}' is not of type int"),
         ("!!int abc", "'abc' is not of type int"),
         ("!!float 1x", "'1x' is not of type float"),
         ("!!bool maybe", "'maybe' is not of type bool"),

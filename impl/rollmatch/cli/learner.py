@@ -61,10 +61,10 @@ class EngineMissing(LaunchError):
 def train(
     path: str,
     *,
-    overrides: Sequence[str] = (),
-    resume: bool = False,
-    overwrite: bool = False,
-    wait: WaitPolicy | None = None,
+    overrides: Sequence[str],
+    resume: bool,
+    overwrite: bool,
+    wait: WaitPolicy,
 ) -> int:
     """Run a training from its YAML. Returns 0, or 128 + the signal that ended it early."""
     config = load_config(path, overrides)

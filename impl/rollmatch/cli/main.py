@@ -276,8 +276,9 @@ def _train(options: argparse.Namespace) -> int:
     if placement.is_launched:
         return launch(options.config, arguments, placement, overrides=options.overrides, wait=wait)
     os.environ.update(visible(placement.gpus) if placement.gpus else {})
-    modes = {"resume": options.resume, "overwrite": options.overwrite}
-    return train(options.config, overrides=options.overrides, wait=wait, **modes)
+    return train(
+        options.config, overrides=options.overrides, resume=options.resume, overwrite=options.overwrite, wait=wait
+    )
 
 
 def _serve(options: argparse.Namespace) -> int:

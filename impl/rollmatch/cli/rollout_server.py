@@ -37,10 +37,10 @@ SERVER_ENVIRONMENT = ENVIRONMENT | {
 def serve(
     path: str,
     *,
-    overrides: Sequence[str] = (),
-    gpus: Sequence[str] | None = None,
+    overrides: Sequence[str],
+    gpus: Sequence[str] | None,
     server_index: int | None = None,
-    dry_run: bool = False,
+    dry_run: bool,
 ) -> int:
     """Start the server of a YAML; returns only from a dry run, which prints the command.
 
@@ -92,7 +92,7 @@ def make_command(
     return Command(words=words, environment=environment)
 
 
-def server_environment(*, on_gpu: bool, eager: bool = True) -> dict[str, str]:
+def server_environment(*, on_gpu: bool, eager: bool) -> dict[str, str]:
     """What is added to the environment of a rollout server, whichever; ``eager`` counts on a CPU only."""
     on_cpu = cpu_environment(eager=eager) | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return SERVER_ENVIRONMENT | ({} if on_gpu else on_cpu)

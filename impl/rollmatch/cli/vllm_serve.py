@@ -125,7 +125,7 @@ def own_length(model: str) -> int:
 def make_command(settings: ServerSettings, *, on_gpu: bool) -> Command:
     """The command line and what is added to the environment; all GPUs that are visible stay visible."""
     words = server_words(settings, gpus=_visible(settings) if on_gpu else ())
-    return Command(words=words, environment=server_environment(on_gpu=on_gpu))
+    return Command(words=words, environment=server_environment(on_gpu=on_gpu, eager=not on_gpu))
 
 
 def _visible(settings: ServerSettings) -> Sequence[str]:

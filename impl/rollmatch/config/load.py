@@ -61,7 +61,7 @@ def _validate(tree: Tree) -> tuple[RunConfig, list[ConfigError]]:
         try:
             return RunConfig.model_validate(_with_sections(tree)), list(errors.values())
         except ValidationError as found:
-            for detail in sorted(found.errors(include_url=False), key=_unknown_first):
+            for detail in sorted(found.errors(), key=_unknown_first):
                 error = translate(detail)
                 is_missing = detail["type"] == "missing"
                 assert is_missing or detail["loc"] not in stand_ins, f"{error.key} refuses its own example"

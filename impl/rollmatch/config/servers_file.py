@@ -26,7 +26,7 @@ def read_entries(path: str) -> tuple[ServerEntry, ...]:
     except ErrorList as several:
         raise _malformed_list(f"{path}: {several.errors[0].problem}") from several
     except ValidationError as faults:
-        first = faults.errors(include_url=False)[0]
+        first = faults.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise _malformed_list(f"{path}: {place}: {first['msg']}") from faults
 

@@ -116,7 +116,7 @@ def openai_failure_of(error: RollmatchError) -> dict[str, object]:
 
 def bad_body(error: ValidationError, *, sampling_at: tuple[str, ...]) -> Refusal:
     """The first problem that pydantic found; one below a field of ``sampling_at`` is a wrong sampling value."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    first = error.errors()[0]
     place = first["loc"]
     item = next((part for part in place if isinstance(part, int)), None)
     if any(name in place for name in sampling_at):

@@ -22,7 +22,7 @@ def make_sampling(fields: Mapping[str, object], *, defaults: Mapping[str, object
     try:
         return Sampling.model_validate({**defaults, **given})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        first = error.errors()[0]
         key = str(first["loc"][0]) if first["loc"] else "sampling"
         remedy = "See vLLM's sampling parameters."
         raise Refusal(first["msg"], code="sampling-value-invalid", key=key, remedy=remedy) from error
