@@ -48,6 +48,14 @@ def test_it_holds_every_scenario_with_verdict_sentence_faults_and_place(written)
     assert (badge["message"], badge["color"]) == (f"1 of {len(rows)} scenarios", "yellow")
 
 
+def test_what_a_test_wrote_is_text_and_no_part_of_the_page(tmp_path):
+    write_matrix(tmp_path, Evidence(outcomes={PACKED: {"t.py::test_a[<img>]": "passed"}}), subject="<b>")
+    page = (tmp_path / "matrix.html").read_text()
+    assert "test_a[&lt;img&gt;]" in page
+    assert "<img>" not in page
+    assert "<b>" not in page
+
+
 def test_a_second_subject_stands_beside_the_first(written, tmp_path):
     shutil.copy(written / "matrix.json", tmp_path)
     failed = Evidence(outcomes={PACKED: {"t.py::test_a": "failed"}})

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.report.runs import evaluated_event, step_events
-from rollmatch.report.curves import BOTTOM, LEFT, MAX_POINTS, PLOTS, RIGHT, TOP, make_charts, running_mean, thin
+from rollmatch.report.curves import BOTTOM, LEFT, PLOTS, RIGHT, TOP, make_charts, running_mean, thin
 from rollmatch.report.history import make_history
-from rollmatch.report.phases import MAX_BARS, PHASES, make_phase_chart
+from rollmatch.report.phases import PHASES, make_phase_chart
 
 FIELDS = sorted({line.field for plot in PLOTS for line in plot.lines})
 anything = st.one_of(
@@ -78,8 +78,8 @@ def test_long_curves_are_thinned_and_smoothed(num_steps, smoothed):
     history = journal([(number, {"loss": (number * 37 % 101) / 10}) for number in range(1, num_steps + 1)])
     loss = chart("Loss", history)
     assert bool(loss.strokes[0].mean_path) is smoothed
-    assert len(places(loss.strokes[0].path)) <= MAX_POINTS + 2
-    assert len(loss.hover["steps"]) <= MAX_POINTS + 2
+    assert len(places(loss.strokes[0].path)) == min(num_steps, 242)
+    assert len(loss.hover["steps"]) == min(num_steps, 242)
     assert min(y for _, y in places(loss.strokes[0].path)) == loss.y.place(max(e["loss"] for e in history.steps))
     assert loss.window % 2 == 1
 
@@ -164,10 +164,12 @@ def test_long_runs_share_bars_and_keep_their_totals():
     chart = make_phase_chart(history_of(*[{"learn": 2.0}] * 500))
     learn = next(row for row in chart.rows if row.phase == "learn")
     assert chart.steps_per_bar == 6
-    assert len(boxes(learn.path)) == 84 <= MAX_BARS
+    assert len(boxes(learn.path)) == 84
     assert chart.hover["steps"][:2] == ["1-6", "7-12"]
     assert chart.hover["lines"][PHASES.index("learn")]["text"][0] == "2.00 s"
     assert chart.total == "16 min 40 s"
+    for num_steps, each in ((90, 1), (91, 2)):
+        assert make_phase_chart(history_of(*[{"learn": 2.0}] * num_steps)).steps_per_bar == each
 
 
 @pytest.mark.parametrize("phase_s", [None, {}, "slow", {"learn": float("nan")}, {"learn": -1.0}])

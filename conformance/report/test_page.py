@@ -260,6 +260,7 @@ def test_runs_of_one_name_are_distinguished_by_their_paths(two_runs, tmp_path):
 def test_two_to_six_runs_are_compared(two_runs, tmp_path, capsys, number):
     assert main(["compare", *[str(two_runs[0])] * number, "--out", str(tmp_path / "page.html")]) == 1
     assert "runs-not-comparable" in capsys.readouterr().err
+    assert main(["compare", *[str(two_runs[0])] * 6, "--out", str(tmp_path / "page.html")]) == 0
 
 
 def test_the_page_of_a_run_that_was_cut_off_is_written(two_runs, capsys):

@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from PIL import Image
 from pydantic import TypeAdapter
 
 from conformance.report.runs import box, found, scene, write_image
+from rollmatch.report.detection import worst_cards
 from rollmatch.report.evaluations import Evaluation
-from rollmatch.report.scenes import LONGEST_SIDE, MAX_SCENES, MAX_WORST, embed, make_cards, to_pixels
+from rollmatch.report.scenes import embed, make_cards, to_pixels
 
 NOWHERE = Path("no-such-run")
 
@@ -86,10 +88,16 @@ def test_many_scenes_are_cut_down_with_the_worst_among_them():
     before = evaluation(*(scored(place, 0.0) for place in range(100)))
     after = evaluation(*(scored(place, gain) for place, gain in enumerate(gains)), step=9)
     cards = make_cards(before, after, run_dir=NOWHERE)
-    assert len(cards) == MAX_SCENES
-    assert sum(card.scores[-1] == 0.0 for card in cards) >= min(MAX_WORST, 5)
+    num_found = Counter(int(card.panels[-1].summary.partition(" ")[0]) for card in cards)
+    assert num_found == {10: 5, 9: 9, 8: 2, 1: 2, 0: 6}, "the 16 most improved and the 8 worst"
     assert cards[0].scores[-1] == 1.0
     assert list(cards) == sorted(cards, key=lambda card: -(card.gain or 0))
+
+
+def test_the_24_worst_scenes_of_an_evaluation_are_drawn_worst_first():
+    cards = worst_cards(evaluation(*(scored(place, (29 - place) // 3 / 10) for place in range(30))), NOWHERE)
+    assert [card.scores[-1] for card in cards] == sorted(card.scores[-1] for card in cards)
+    assert {int(card.sample_id) for card in cards} == set(range(6, 30))
 
 
 def test_a_sample_without_a_second_answer_is_left_out():
@@ -127,7 +135,16 @@ def test_large_or_unusual_images_become_a_jpeg_of_the_same_shape(tmp_path, name,
     url = embed(write_image(tmp_path / name, size=size))
     assert url.startswith("data:image/jpeg;base64,")
     image = Image.open(io.BytesIO(decoded(url)))
-    assert image.size == (min(LONGEST_SIDE, size[0]), min(LONGEST_SIDE // 4, size[1]))
+    assert image.size == ((640, 160) if size[0] > 640 else size)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "side", "kind"), [(100_000, 640, "png"), (100_001, 9, "jpeg"), (900, 641, "jpeg")]
+)
+def test_a_file_of_many_bytes_or_pixels_is_made_smaller(tmp_path, num_bytes, side, kind):
+    path = write_image(tmp_path / "a.png", size=(side, 4))
+    path.write_bytes(path.read_bytes().ljust(num_bytes, b" "))
+    assert embed(path).startswith(f"data:image/{kind};")
 
 
 def test_what_is_no_image_is_none(tmp_path):

@@ -7,10 +7,9 @@ from pathlib import Path
 from rollmatch.report.evaluations import Evaluation
 from rollmatch.report.numbers import MISSING, finite
 from rollmatch.report.page import render, write_whole
-from rollmatch.report.scenes import Card, make_cards
+from rollmatch.report.scenes import MAX_SCENES, Card, make_cards
 
 PAGE_NAME = "eval.html"
-NUM_WORST = 24
 LEADING = ("AP", "AP50", "AP75", "AR_100", "f1@0.5", "f1_desc@0.5")
 """Metrics of the first table, with bars; the others follow in a second one."""
 
@@ -45,7 +44,7 @@ def write_detection_page(
 
 def worst_cards(evaluation: Evaluation, folder: Path) -> tuple[Card, ...]:
     """The scenes with the lowest F1, worst first; ties in the order of the file."""
-    worst = sorted(evaluation.scenes, key=lambda scene: scene.f1)[:NUM_WORST]
+    worst = sorted(evaluation.scenes, key=lambda scene: scene.f1)[:MAX_SCENES]
     return make_cards(replace(evaluation, scenes=tuple(worst)), None, run_dir=folder)
 
 

@@ -22,8 +22,6 @@ def write_matrix_page(data: Mapping[str, Any], path: Path) -> Path:
         loader=PackageLoader("rollmatch.report.matrix", "sheets"),
         autoescape=True,
         undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
     )
     text = environment.get_template("matrix.html").render(
         rows=rows,
