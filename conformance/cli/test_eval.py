@@ -34,7 +34,7 @@ def run_eval(subject, out, *arguments, overrides=()):
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
     """The digits model of stage 1 on six validation scenes."""
-    out = tmp_path_factory.mktemp("eval")
+    out = tmp_path_factory.mktemp("eval") / "new" / "folder"
     with redirect_stdout(io.StringIO()) as printed:
         assert run_eval(ROOT / "fixtures/digits/digits.yaml", out, "--limit", "6") == 0
     (out / "printed.txt").write_text(printed.getvalue())

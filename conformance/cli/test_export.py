@@ -113,10 +113,10 @@ def test_transformers_loads_it_with_the_weights_that_servers_get(exported):
 
 
 def test_another_dtype_is_written_everywhere(exported, tmp_path):
-    assert main(["export", str(exported / "run"), str(tmp_path / "half"), "--dtype", "bfloat16"]) == 0
-    written = load_file(tmp_path / "half" / "model.safetensors")
+    assert main(["export", str(exported / "run"), str(tmp_path / "new" / "half"), "--dtype", "bfloat16"]) == 0
+    written = load_file(tmp_path / "new" / "half" / "model.safetensors")
     assert {weight.dtype for weight in written.values()} == {torch.bfloat16}
-    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((tmp_path / "new" / "half" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_what_cannot_be_exported_is_named(tmp_path, capsys):

@@ -151,7 +151,9 @@ def test_without_ray_the_package_is_named(capsys, monkeypatch):
 def test_commands_of_named_numbers_are_shown_without_a_cluster(capsys):
     elsewhere = ["--address", "127.0.0.1:1", "--servers", "2", "--learners", "1", "--dry-run"]
     assert main(["up", str(MATCHING), *elsewhere]) == 0
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["serve", "serve", "train"]
+    shown = capsys.readouterr().out
+    assert [line.split()[1] for line in shown.splitlines()] == ["serve", "serve", "train"]
+    assert "--resume" not in shown
 
 
 def test_a_held_port_is_free_for_the_ranks_rendezvous_only():

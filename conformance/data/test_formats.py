@@ -202,8 +202,9 @@ def test_a_category_without_a_valid_box_is_named(coco, tmp_path, capsys, box, re
 def test_images_of_no_object_and_of_a_thousand(coco, tmp_path, number):
     boxes = [annotation(place, [place % 600, place % 400, 30, 40]) for place in range(number)]
     edit(coco, lambda d: d.update(annotations=boxes))
-    assert run(coco, tmp_path / "out.jsonl", "--from", "coco") == 0
-    (sample,) = load_samples(str(tmp_path / "out.jsonl"), None)
+    out = tmp_path / "new" / "folder" / "out.jsonl"
+    assert run(coco, out, "--from", "coco") == 0
+    (sample,) = load_samples(str(out), None)
     assert len(sample.objects) == number
 
 

@@ -71,7 +71,9 @@ CONFIG = str(ROOT / "fixtures/digits/3v1.yaml")
 def test_a_plan_is_a_table_a_choice_and_its_assumptions(capsys):
     assert main(["plan", CONFIG, "--gpus", "4"]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in ("1v3", "2v2", "3v1", "best: ", "assumed:", "learner: weights"))
+    assert all(name in shown for name in ("1v3", "2v2", "3v1", "best: ", "assumed:"))
+    assert "| 131 of 150 GB | 64       | 3 of 150 GB | 0.4 s   | 0.0 s |" in shown.replace("\u2502", "|")
+    assert "learner: weights 0.0 GB, learning 0.1 GB, activations 0.1 GB, head 0.5 GB, overhead 2.5 GB\n" in shown
     assert main(["plan", CONFIG, "--gpus", "2", "--nodes", "2", "--gpu", "H100", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in shown["forecasts"]] == ["1v3", "2v2", "3v1"]

@@ -127,6 +127,16 @@ def test_a_stalled_loop_and_a_dead_worker_are_not_well(serve, monkeypatch):
     assert (reply.status_code, reply.json()["code"]) == (503, "worker-dead")
 
 
+@pytest.mark.parametrize(("lag_s", "status"), [(119, 200), (121, 503)])
+def test_a_loop_that_is_silent_for_two_minutes_is_stalled(lag_s, status):
+    parts = make_parts()
+    parts.pool.turned_at = time.monotonic() - lag_s
+    found, about = health_of(parts)
+    assert (found, round(about["lag_s"])) == (status, lag_s)
+    if status == 503:
+        assert (about["status"], about["problem"]) == ("stalled", "the event loop has not turned for 121 s")
+
+
 @pytest.mark.parametrize("first", [b"", b"POST /generate/ HT", b"GET /health/ HTTP/1.1\r\nHost: 127"])
 def test_a_head_that_does_not_end_is_not_waited_for(serve, first):
     served = serve(head_timeout_s=0.4)

@@ -111,10 +111,10 @@ def nearest(key: str) -> str | None:
     if name not in homes.values() and name in OTHER_NAMES:
         return OTHER_NAMES[name]
     beside = [home for path, home in homes.items() if path.rpartition(".")[0] == section]
-    close = [] if name in homes.values() else get_close_matches(name, beside, n=1)
+    close = [] if name in homes.values() else get_close_matches(name, beside)
     if close:
         return f"{section}.{close[0]}" if section else close[0]
-    close = get_close_matches(name, sorted(set(homes.values())), n=1, cutoff=0.8)
+    close = get_close_matches(name, sorted(set(homes.values())), cutoff=0.8)
     same = [path for path, home in homes.items() if close and home == close[0]]
     return max(same, key=lambda path: SequenceMatcher(None, key, path).ratio(), default=None)
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from rollmatch.errors import ConfigError
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-
 
 class ShapeUnknown(ConfigError):
     """config.json of the model contains layers, widths, heads and vocabulary size."""
@@ -87,7 +85,7 @@ class ModelShape:
     @property
     def weight_bytes(self) -> int:
         """Of one weight."""
-        return BYTES.get(self.dtype, 2)
+        return 4 if self.dtype == "float32" else 2
 
     @property
     def kv_bytes_per_token(self) -> int:
