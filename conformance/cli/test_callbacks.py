@@ -5,15 +5,18 @@ import shutil
 import sys
 
 import pytest
+from pydantic import TypeAdapter
 from transformers import TrainerCallback
 
 from conformance.cli.started import HF, finish, journal_of, train_command
 from conformance.refusals import refused
+from conformance.report.runs import box, found, scene
 from conformance.rollout.digits import CONFIG, write_cut
 from rollmatch.cli.main import main
-from rollmatch.cli.watch import check_metric
+from rollmatch.cli.watch import boxes_of, check_metric
 from rollmatch.config import load_config
 from rollmatch.errors import ErrorList
+from rollmatch.report.evaluations import Scene
 from rollmatch.report.facts import make_completion_rows, spread
 from rollmatch.report.history import load_history, make_history
 
@@ -76,9 +79,20 @@ def test_wandb_gets_the_scenes_of_each_evaluation_with_their_boxes(run):
     described = [json.loads(path.read_text()) for path in media.glob("metadata/boxes2D/eval/*.json")]
     truth = [each["box_data"] for each in described if each["class_labels"] == {"0": "ground_truth"}]
     assert truth
-    for box in truth[0]:
-        assert 0 <= box["position"]["minX"] < box["position"]["maxX"] <= 1
-        assert box["box_caption"]
+    for one in truth[0]:
+        assert 0 <= one["position"]["minX"] < one["position"]["maxX"] <= 1
+        assert one["box_caption"]
+
+
+def test_boxes_of_wandb_are_shares_of_the_image_also_those_of_polygons():
+    outlines = [box(bins=(0, 666, 333, 999)), box("star", (0, 0, 999, 333, 666, 111), geometry="poly")]
+    drawn = boxes_of(TypeAdapter(Scene).validate_python(scene(truth=outlines, predicted=[found()])))
+    assert drawn["ground_truth"]["class_labels"] == {0: "ground_truth"}
+    assert [tuple(one.values()) for one in drawn["ground_truth"]["box_data"]] == [
+        ({"minX": 0.0, "maxX": 333 / 999, "minY": 666 / 999, "maxY": 1.0}, 0, "seven"),
+        ({"minX": 0.0, "maxX": 1.0, "minY": 0.0, "maxY": 333 / 999}, 0, "star"),
+    ]
+    assert drawn["predictions"]["class_labels"] == {0: "predictions"}
 
 
 def test_completions_are_kept_and_shown(run):

@@ -157,6 +157,15 @@ def test_a_step_records_how_long_each_rank_waited_for_its_rollouts(tmp_path):
     assert make_step_fields(logs, step=1, step_s=4.0)["rollout_s_by_rank"] == [1.25, 2.5]
 
 
+def test_the_groups_of_a_step_are_written_to_four_decimals():
+    logs = {"loss": 0.123456, "drop/bad": 2.0, "drop/none": 0.0, "time/learn_s": 1.23456, "staleness/1": 3.0}
+    logs |= {"time/rollout_s/rank0": 2.00004, "overlap/efficiency": 0.98765}
+    assert make_step_fields(logs, step=7, step_s=4.00006) == {
+        "loss": 0.123456, "drops": {"bad": 2}, "phase_s": {"learn": 1.2346}, "rollout_s_by_rank": [2.0],
+        "overlap": {"efficiency": 0.9877}, "staleness": {"1": 3}, "step": 7, "step_s": 4.0001,
+    }  # fmt: skip
+
+
 @pytest.mark.scenario(clauses=["observability/a-run-keeps-a-journal#4"])
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, capsys, monkeypatch):

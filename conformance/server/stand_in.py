@@ -98,7 +98,8 @@ _maker = {}
 
 def make_parts(*, delay_s=0.0, weights_set=True, **fields):
     """A server of two pretending replicas on the digits model."""
-    defaults = {"model": str(MODEL), "dtype": "float32", "max_model_len": 64, "data_parallel_size": WORLD_SIZE}
+    defaults = {"model": str(MODEL), "dtype": "float32", "max_model_len": 64, "port": 8000}
+    defaults["data_parallel_size"] = WORLD_SIZE
     defaults["allowed_hosts"] = ("testserver",)  # as starlette's test client calls it
     settings = ServerSettings(**(defaults | {"image_roots": (str(ROOT / "fixtures/digits/val"),)} | fields))
     maker = _maker.get(settings.image_roots) or PromptMaker(

@@ -43,9 +43,11 @@ def test_each_replica_has_gpus_and_a_seed_of_its_own(monkeypatch, fields, backen
     )
     monkeypatch.setattr(async_llm, "AsyncLLM", SimpleNamespace(from_vllm_config=lambda *_, **__: None))
     monkeypatch.setattr(os, "environ", {})
-    settings = {"model": "m", "dtype": "float32", "max_model_len": 64, "engine_arguments": {"seed": 7}}
-    VllmReplica(ServerSettings(**settings, data_parallel_size=2, **fields), index=1)
-    assert (given[0]["seed"], given[0].get("distributed_executor_backend")) == (8, backend)
+    settings = {"model": "m", "dtype": "float32", "max_model_len": 64, "port": 8000, "data_parallel_size": 2}
+    for arguments in ({"seed": 7}, {}):
+        VllmReplica(ServerSettings(**settings, engine_arguments=arguments, **fields), index=1)
+    assert [each["seed"] for each in given] == [8, 1]
+    assert given[0].get("distributed_executor_backend") == backend
     assert [os.environ.get(name) for name in names] == [visible, method]
 
 

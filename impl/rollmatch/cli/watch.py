@@ -174,14 +174,14 @@ class SceneImages(TrainerCallback):  # type: ignore[misc]
             return
         scenes = load_evaluation(path).scenes[:NUM_IMAGES]
         images = [
-            wandb.Image(str(image_path(scene.image, directory)), boxes=_boxes(scene), caption=str(scene.sample_id))
+            wandb.Image(str(image_path(scene.image, directory)), boxes=boxes_of(scene), caption=str(scene.sample_id))
             for scene in scenes
         ]
         if images:
             wandb.log({"eval/scenes": images, "train/global_step": state.global_step})
 
 
-def _boxes(scene: Scene) -> dict[str, dict[str, object]]:
+def boxes_of(scene: Scene) -> dict[str, dict[str, object]]:
     """As wandb.Image takes them: corners as shares of width and height; a polygon is drawn as the box around it."""
     drawn: dict[str, dict[str, object]] = {}
     for name, outlines in (("ground_truth", scene.truth), ("predictions", scene.predicted)):

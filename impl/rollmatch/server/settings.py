@@ -26,8 +26,8 @@ class ServerSettings:
     """Model directory."""
     dtype: str
     max_model_len: int
+    port: int
     host: str = "127.0.0.1"
-    port: int = 8000
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     load_format: str = "auto"
