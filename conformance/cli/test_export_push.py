@@ -102,6 +102,7 @@ def test_a_token_that_may_not_write_is_named(model, monkeypatch, route, status):
 def test_an_answer_that_is_no_refusal_is_quoted(model, monkeypatch):
     with fake_hub(has_lfs=False, refused={"/commit/": 413}) as hub:
         error = failure(model, hub.url, monkeypatch)
+    assert hub.private == {NAME: True}, "also where nothing was uploaded"
     assert error.code == "hub-upload-failed"
     assert "413" in error.problem
 

@@ -3,6 +3,7 @@
 import pytest
 
 from conformance.scenarios.configs import GRPO, config_with, problems_of, refusal_of
+from rollmatch.config import effective
 
 SECTION = "custom.extra.grpo."
 VARIANT, REWARDS, SAMPLED = GRPO
@@ -104,3 +105,22 @@ def test_a_wrong_environment_is_refused_and_a_right_one_taken(bad, code, key):
 def test_an_environment_pays_in_place_of_rewards(variant):
     assert config_with(*PLAYING, f"custom.trainer_variant={variant}").custom.extra.grpo.rewards == ()
     assert refusal_of(f"custom.trainer_variant={variant}", "~.decoding.temperature=1")[0] == "rewards-missing"
+
+
+LORA, MEASURED = "tuner.train_type=lora", f"{SECTION}beta=0.1"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "in_batch", "old"),
+    [
+        ((LORA,), False, "current"),
+        ((LORA, MEASURED), True, "current"),
+        ((LORA, MEASURED, f"{SECTION}num_iterations=2"), False, "recomputed"),
+        ((LORA, MEASURED, f"{SECTION}steps_per_generation=2"), True, "recomputed"),
+        (("tuner.train_type=full", MEASURED), False, "current"),
+        ((f"{SECTION}steps_per_generation=2", f"{SECTION}old_logprobs=server"), False, "server"),
+    ],
+)
+def test_rollouts_used_once_are_scored_while_they_are_learnt_from(overrides, in_batch, old):
+    config = config_with(*GRPO, "~.max_staleness=9", *overrides)
+    assert (effective.reference_in_batch(config), effective.old_logprobs(config)) == (in_batch, old)

@@ -70,7 +70,7 @@ BROKEN = [
     values("server-named-twice", "base_url", f"[{ONE}, {ONE}]", port=1),
     *(
         values("base-url-invalid", "base_url", f'"{url}"', port=1)
-        for url in ("127.0.0.1:8000", "http://", "http://a:x", "http://a/?b=1", "ftp://a:1")
+        for url in ("127.0.0.1:8000", "http://", "http://a:0", "http://a:x", "http://a/?b=1", "ftp://a:1")
     ),
 ]
 

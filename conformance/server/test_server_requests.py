@@ -219,6 +219,13 @@ def test_a_link_out_of_the_roots_is_seen_through(start, tmp_path):
     assert (status, code) == (403, "image-path-outside-roots")
 
 
+@pytest.mark.parametrize(("fields", "takes_adapters"), [({}, False), ({"enable_lora": True}, True)])
+def test_swift_learns_whether_the_server_takes_adapters(start, fields, takes_adapters):
+    _, post, _ = start(**fields)
+    said = {"engine_type": "AsyncLLMEngine", "enable_multi_turn": False, "use_gym_env": False}
+    assert post("/get_engine_type/") == (200, said | {"enable_lora": takes_adapters})
+
+
 def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
     parts, _ = stand_in
     image = encoded()
