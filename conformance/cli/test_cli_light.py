@@ -1,3 +1,4 @@
+import argparse
 import errno
 import importlib.util
 import json
@@ -13,6 +14,7 @@ import pytest
 
 from conformance.cli.conftest import RECORD
 from rollmatch import __version__
+from rollmatch.cli import numbers
 from rollmatch.cli.main import format_error, main
 from rollmatch.cli.server_checks import WaitPolicy
 from rollmatch.config import json_schema, load_config
@@ -220,7 +222,7 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     "arguments",
     [
-        *([], ["fly"], ["check"], ["check", "a.yaml", "--set"], ["train"], ["schema", "x"]),
+        *([], ["fly"], ["data"], ["model"], ["check"], ["check", "a.yaml", "--set"], ["train"], ["schema", "x"]),
         *(["eval", "x", "--limit", "-1"], ["train", "x", "--wait-timeout", "nan"], ["up", "x", "--max-restarts", "-1"]),
         *(["vllm-serve", "--model", "x", *words] for words in (["--port", "65536"], ["--data-parallel-size", "0"])),
         ["vllm-serve", "--model", "x", "--gpu-memory-utilization", "7"],
@@ -231,6 +233,23 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
         main(arguments)
     assert caught.value.code == 2
     assert "usage: rollmatch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("read", "good", "bad"),
+    [
+        (numbers.positive, ("1",), ("0",)),
+        (numbers.natural, ("0",), ("-1",)),
+        (numbers.port, ("1", "65535"), ("0", "65536")),
+        (numbers.share, ("0.01", "1"), ("0", "1.01")),
+        (numbers.seconds, ("0", "7.5"), ("-0.1", "inf", "nan")),
+    ],
+)
+def test_numbers_of_options_have_bounds(read, good, bad):
+    assert [float(read(text)) for text in good] == [float(text) for text in good]
+    for text in bad:
+        with pytest.raises(argparse.ArgumentTypeError):
+            read(text)
 
 
 @pytest.fixture

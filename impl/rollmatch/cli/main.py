@@ -5,7 +5,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -83,7 +82,6 @@ def _unfold(error: RollmatchError) -> tuple[list[RollmatchError], int]:
     return [single for singles, _ in parts for single in singles], sum(num_hidden for _, num_hidden in parts)
 
 
-@cache
 def make_parser() -> argparse.ArgumentParser:
     """Every command with its options, made once: it takes 10 ms."""
     parser = argparse.ArgumentParser(prog="rollmatch", description="Train a model on its own rollouts.")
