@@ -63,10 +63,10 @@ def test_a_refused_run_leaves_the_records_of_the_run_before(tmp_path):
 def test_records_and_functions_make_a_run(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     (tmp_path / "held_out.jsonl").write_text(json.dumps(DATA[0]))
-    config = keys(tmp_path) | {"custom.val_jsonl": tmp_path / "held_out.jsonl"}
+    config = keys(tmp_path / "new") | {"custom.val_jsonl": tmp_path / "held_out.jsonl"}
     out = train(config, train_data=iter(DATA), rewards=[right, (lengths, 0.5)])
     assert signal.getsignal(signal.SIGINT) is before
-    assert written(tmp_path) == [DATA]
+    assert written(tmp_path / "new") == [DATA]
     [run], [step] = ([one for one in read_journal(out / JOURNAL) if one["event"] == kind] for kind in ("run", "step"))
     assert (run["num_train_samples"], run["num_val_samples"], run["num_eval_samples"]) == (4, 1, 1)
     assert step["segments"] == 4

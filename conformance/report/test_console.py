@@ -6,10 +6,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from conformance.report.runs import evaluated_event, run_event, step_events
-from rollmatch.report import StepConsole, print_before_after, print_header
-from rollmatch.report.console import step_line
+from rollmatch.report.console import StepConsole, make_console, print_before_after, print_header, print_line, step_line
 
 
 class Terminal(io.StringIO):
@@ -116,6 +116,18 @@ def test_the_final_table_has_changes_and_their_sense():
         "Truncated 10.0% 0.0% -10.0 pp \u25bc better",
     ]
     assert "\x1b" not in stream.getvalue()
+
+
+def test_names_and_figures_are_shown_as_they_are_and_columns_are_not_broken(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "44")
+    stream = Terminal()
+    figures = {"reward": 1.0, "reward/:smile: [red] 12": 0.5}
+    print_before_after(figures, figures | {"reward": 2.0}, stream=stream)
+    print_line(Text(f":smile: 12{' more' * 20}"), make_console(stream))
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue()).splitlines()]
+    assert lines[2] == "Reward     1.000   2.000   +1.000   \u25b2 better"
+    assert lines[3:7] == ["Reward:    0.500   0.500   +0.000     same", ":smile:", "[red]", "12"]
+    assert lines[-1] == f":smile: 12{' more' * 20}"
 
 
 def test_an_ascii_stream_gets_ascii():

@@ -188,6 +188,7 @@ def test_a_failed_page_leaves_the_old_one(tmp_path):
         write_page(tmp_path)
     assert (tmp_path / "run.html").read_text(encoding="utf-8") == old
     assert not list(tmp_path.glob("*.tmp"))
+    assert (tmp_path / "run.html").stat().st_mode & 0o777 == 0o600, "samples are for the run's owner"
 
 
 json_values = st.recursive(

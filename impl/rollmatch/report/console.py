@@ -84,9 +84,7 @@ def make_console(stream: IO[str] | None = None) -> Console:
     """A console. Whether it is a terminal depends on the stream, not on the environment."""
     stream = sys.stdout if stream is None else stream
     is_terminal = stream.isatty()
-    return Console(
-        file=stream, force_terminal=is_terminal, no_color=None if is_terminal else True, highlight=False, emoji=False
-    )
+    return Console(file=stream, force_terminal=is_terminal, no_color=None if is_terminal else True)
 
 
 def print_line(line: Text, console: Console) -> None:
@@ -228,11 +226,11 @@ ARROWS = {1: "\u25b2", -1: "\u25bc", 0: " "}
 ASCII_ARROWS = {1: "^", -1: "v", 0: " "}
 
 
-def _cells(change: Change, arrow: str) -> tuple[str | Text, ...]:
+def _cells(change: Change, arrow: str) -> tuple[Text, ...]:
     style = STYLES[change.verdict]
     return (
-        change.measure.label,
-        change.before_text,
+        Text(change.measure.label),
+        Text(change.before_text),
         Text(change.after_text, style="bold"),
         Text(change.delta_text, style=style),
         Text(f"{arrow} {change.verdict}".rstrip(), style=style),

@@ -49,7 +49,7 @@ def write_whole(path: Path, text: str) -> Path:
         raise LaunchError(str(error.strerror), code="output-not-writable", key=str(path), remedy=remedy) from error
     finally:
         with suppress(OSError):
-            unfinished.unlink(missing_ok=True)  # on a full disk
+            unfinished.unlink()  # on a full disk
     return path
 
 
