@@ -83,6 +83,11 @@ def test_the_json_schema_refuses_what_is_wrong_in_one_file(validator, path):
     assert not validator.is_valid(yaml.safe_load(path.read_text()))
 
 
+def test_the_json_schema_knows_what_a_file_is_laid_over(validator):
+    trees = [{"extends": paths} for paths in ("a", ["a.yaml", "b.yaml"], "", 1)]
+    assert [validator.is_valid(tree) for tree in trees] == [True, True, False, False]
+
+
 def test_the_minimal_file_holds_only_what_is_required():
     tree = yaml.safe_load((FOLDER / "good_minimal.yaml").read_text())
     required, chosen = "this key is required", "is missing"  # the second one may be named in another section

@@ -148,3 +148,12 @@ def test_arguments_of_transformers_that_nothing_here_reads_are_refused():
 
 def test_rules_read_keys_that_exist():
     assert {key for rule in RULES for key in rule.reads} <= set(fields())
+
+
+def test_a_rule_of_two_keys_is_judged_where_both_can_be_read():
+    wrong, short = "wrong-type", ("response-too-long", "global_max_length")
+    too_long = ("engine-longer-than-segment", "~.vllm.max_model_len")
+    found = rejected("~.max_new_tokens=x", "global_max_length=100", "~.vllm.max_model_len=101")
+    assert found == [(wrong, "~.max_new_tokens"), too_long]
+    found = rejected("~.vllm.max_model_len=x", "global_max_length=100", "~.max_new_tokens=512")
+    assert found == [(wrong, "~.vllm.max_model_len"), short]

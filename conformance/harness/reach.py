@@ -54,8 +54,8 @@ MOST_TESTS = 150
 """Of the map, for one line."""
 START_PROCESSES = ("cli", "dialects", "servers", "trainer")
 """Folders whose tests take long: they judge last."""
-REFERENCE = "conformance/docs/test_reference.py"
-"""The reference pages show the default and the bounds of every configuration key."""
+OF_KEYS = ("conformance/config/test_load.py", "conformance/docs/test_reference.py")
+"""Values out of bounds are refused, and the reference pages show defaults and bounds of every configuration key."""
 Place = tuple[Path, int]
 
 
@@ -174,7 +174,7 @@ def tests_of(path: Path, line: int) -> tuple[str, ...]:
     narrow = sorted(rarity, key=lambda test: (test not in own, _starts_processes(test), breadth[test], test))
     rare = sorted(narrow, key=lambda test: (test not in own, _starts_processes(test), rarity[test]))
     tests = tuple(dict.fromkeys(chain.from_iterable(zip(rare, narrow, strict=True))))
-    first = (REFERENCE,) if line not in bodies_of(path) and "/config/" in path.as_posix() else ()
+    first = OF_KEYS if line not in bodies_of(path) and "/config/" in path.as_posix() else ()
     return (*first, *tests[:MOST_TESTS], *slow_tests_of(path))
 
 
