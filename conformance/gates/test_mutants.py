@@ -5,6 +5,8 @@ import ast
 import pytest
 
 from conformance.harness.mutants import lines_to_mutate, mutated, places_of
+from conformance.harness.reach import places_that_show
+from conformance.harness.trial import IMPL
 
 NO_BEHAVIOR = {
     "annotations": "def f(x: tuple[1, 2] | None) -> tuple[3, 4] | None: ...\ny: list[5 | 6]\n",
@@ -59,3 +61,11 @@ def test_every_mutant_is_python_and_differs(tmp_path):
     assert len(sources) > 50
     assert all(ast.dump(ast.parse(source)) != ast.dump(ast.parse(text)) for source in sources)
     assert lines_to_mutate(path) == {1, 2, 3, 4, 6, 7}
+
+
+def test_what_pydantic_reads_is_shown_by_what_uses_its_class():
+    path = IMPL / "rollmatch/config/section.py"
+    texts = path.read_text().splitlines()
+    line = next(number for number, text in enumerate(texts, 1) if "allow_inf_nan" in text)
+    shown = {place.name for place, _ in places_that_show(path, line)}
+    assert shown == {"schema.py"}, "the functions that read sections"

@@ -134,7 +134,8 @@ def lines_of_words() -> dict[str, list[Place]]:
 def places_that_show(path: Path, line: int, depth: int = 2) -> frozenset[Place]:
     """The line itself, if it is in a function body; otherwise lines of bodies that use what it defines.
 
-    Of a default or a decorator these are the function's; of a type that other types name, those that use these.
+    Of a default or a decorator these are the function's; of a type that other types name, those that use these; of
+    pydantic's ``model_config`` those that use its class.
     """
     if line in bodies_of(path):
         return frozenset({(path, line)})
@@ -144,8 +145,9 @@ def places_that_show(path: Path, line: int, depth: int = 2) -> frozenset[Place]:
         return frozenset((path, each) for each in range(node.body[0].lineno, (node.end_lineno or 0) + 1))
     targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
     names = {each.id for target in targets for each in ast.walk(target or ast.Pass()) if isinstance(each, ast.Name)}
-    if isinstance(node, ast.ClassDef):
-        names = {node.name}
+    classes = [each for each in around if isinstance(each, ast.ClassDef) and line <= (each.end_lineno or 0)]
+    if isinstance(node, ast.ClassDef) or names == {"model_config"}:
+        names = {max(classes, key=_first).name}
     uses = {use for name in names for use in lines_of_words()[name] if use != (path, line)}
     shown = {use for use in uses if use[1] in bodies_of(use[0])}
     if shown or not depth:
