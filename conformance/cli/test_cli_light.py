@@ -1,4 +1,3 @@
-import argparse
 import errno
 import importlib.util
 import json
@@ -14,7 +13,6 @@ import pytest
 
 from conformance.cli.conftest import RECORD
 from rollmatch import __version__
-from rollmatch.cli import numbers
 from rollmatch.cli.main import format_error, main
 from rollmatch.cli.server_checks import WaitPolicy
 from rollmatch.config import json_schema, load_config
@@ -233,23 +231,6 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
         main(arguments)
     assert caught.value.code == 2
     assert "usage: rollmatch" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("read", "good", "bad"),
-    [
-        (numbers.positive, ("1",), ("0",)),
-        (numbers.natural, ("0",), ("-1",)),
-        (numbers.port, ("1", "65535"), ("0", "65536")),
-        (numbers.share, ("0.01", "1"), ("0", "1.01")),
-        (numbers.seconds, ("0", "7.5"), ("-0.1", "inf", "nan")),
-    ],
-)
-def test_numbers_of_options_have_bounds(read, good, bad):
-    assert [float(read(text)) for text in good] == [float(text) for text in good]
-    for text in bad:
-        with pytest.raises(argparse.ArgumentTypeError):
-            read(text)
 
 
 @pytest.fixture

@@ -195,20 +195,6 @@ def test_an_engine_in_the_learners_process_leaves_it_what_it_does_not_take(forec
     assert slept.learner_bytes == slept.gpu_bytes
 
 
-def test_assumptions_say_what_was_not_measured_and_more_nodes(forecaster):
-    assumptions = propose(forecaster(num_nodes=2)).assumptions
-    assert any("more than one node" in line and "45 GB/s" in line for line in assumptions)
-    assert any("1500 tokens of prompt, 1000 of response" in line for line in assumptions)
-    shown = "\n".join(propose(forecaster()).assumptions)
-    assert "more than one node" not in shown
-    assert "12000 places, 97% of them tokens" in shown
-    assert "2.5 GB beside the learner, 0.5 GB of logits, 4 GB beside an engine" in shown
-    assert "a step taking 3 ms at least" in shown
-    assert "plus 0.05 s" in shown
-    padded = propose(forecaster("training.packing=false", "training.per_device_train_batch_size=1")).assumptions
-    assert any("2500 places, 100% of them tokens" in line for line in padded)
-
-
 def test_splits_use_every_gpu_once():
     for num_gpus in range(2, 17):
         for tp in (1, 2, 4):

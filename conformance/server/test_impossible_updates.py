@@ -3,6 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
+from conformance.server.stand_in import refusal
 from conformance.server.test_server_updates import OPEN, calls_of, full_sync, merging
 from rollmatch.server.payloads import CommunicatorRequest
 
@@ -98,3 +99,23 @@ def test_an_adapter_fits_the_weight_it_is_merged_with(stand_in, post, monkeypatc
     else:
         expected = weight["name"] if key == "weight" else key
         assert (status, reply["code"], reply["key"]) == (400, "adapter-invalid", expected)
+
+
+GROUP = {"host": "127.0.0.1", "port": 23000, "world_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"shape": [1]}, "tensor-shape-mismatch"),
+        ({"dtype": "int64"}, "tensor-dtype-mismatch"),
+        ({"name": "x"}, "tensor-unknown"),
+    ],
+)
+def test_a_wrong_tensor_reaches_no_worker_and_another_float_is_taken(start, change, code):
+    parts, post, _ = start()
+    spec = next(iter(parts.model.tensors.values())).model_dump(mode="json")
+    assert post("/init_communicator/", GROUP)[0] == 200
+    assert refusal(post("/update_named_param/", spec | change), "code") == (400, code)
+    assert not any(call[0] == "rollmatch_receive" for replica in parts.pool.replicas for call in replica.calls)
+    assert post("/update_named_param/", spec | {"dtype": "bfloat16"})[0] == 200

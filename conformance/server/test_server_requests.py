@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
-from tokenizers.processors import TemplateProcessing
 
 from conformance.rollout.digits import requests_for, scenes
 from conformance.server.stand_in import STOP, refusal
@@ -219,13 +218,6 @@ def test_a_link_out_of_the_roots_is_seen_through(start, tmp_path):
     assert (status, code) == (403, "image-path-outside-roots")
 
 
-@pytest.mark.parametrize(("fields", "takes_adapters"), [({}, False), ({"enable_lora": True}, True)])
-def test_swift_learns_whether_the_server_takes_adapters(start, fields, takes_adapters):
-    _, post, _ = start(**fields)
-    said = {"engine_type": "AsyncLLMEngine", "enable_multi_turn": False, "use_gym_env": False}
-    assert post("/get_engine_type/") == (200, said | {"enable_lora": takes_adapters})
-
-
 def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
     parts, _ = stand_in
     image = encoded()
@@ -248,21 +240,6 @@ def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
         prompts.append(prompt.token_ids)
     assert all(ids == prompts[0] for ids in prompts)
     assert prompts[0].count(IMAGE) == 1
-
-
-def test_a_chat_ends_with_the_opening_of_an_answer_and_only_a_text_gets_special_tokens(start, monkeypatch):
-    parts, post, _ = start()
-    tokenizer = parts.prompts.tokenizer
-    end = tokenizer.decode([STOP])
-    processor = TemplateProcessing(single=f"{end} $A", special_tokens=[(end, STOP)])
-    monkeypatch.setattr(tokenizer.backend_tokenizer, "post_processor", processor)
-    assert post("/chat/", {"messages": [[{"role": "user", "content": "a"}]]})[0] == 200
-    assert post("/generate/", {"prompts": ["a"]})[0] == 200
-    drawn = [tokenizer.decode(draw.prompt.token_ids) for replica in parts.pool.replicas for draw in replica.generated]
-    assert sorted(drawn) == [f"{end}a", "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"]
-    asked = {"infer_requests": [{"messages": [{"role": "user", "content": "a"}]}], "request_config": {"max_tokens": 3}}
-    (answer,) = post("/infer/", asked)[1]
-    assert end not in answer["response"]["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize(
