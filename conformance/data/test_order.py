@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
-from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, WindowPlan
+from rollmatch.data import LearnerOrder, Reuse, ReusedOrder, StepShape, WindowPlan
 from rollmatch.data.order import split_evenly
 
 SEEDS = st.integers(0, 2**40)
@@ -137,3 +137,12 @@ def test_parts_of_about_as_many_items_hold_each_item_once(items, num_parts):
     sizes = [len(part) for part in parts]
     assert (len(sizes), sizes) == (num_parts, sorted(sizes, reverse=True))
     assert sizes[0] - sizes[-1] <= 1
+
+
+def test_rollouts_are_used_once_where_nothing_else_is_said():
+    once = Reuse()
+    shape = StepShape(batch_size=2, steps_per_generation=once.steps_per_generation, num_iterations=once.num_iterations)
+    assert once.repeat(["a", "b"]) == ["a", "b"]
+    assert list(ReusedOrder(LearnerOrder(6, seed=3), shape)) == list(LearnerOrder(6, seed=3))
+    window = WindowPlan(6, seed=3, shape=shape, rank=0).at(1)
+    assert (window.first_step, window.end_step) == (1, 2)

@@ -56,6 +56,7 @@ def test_hover_texts_are_the_journals_figures():
     f1 = chart("F1", make_history([*events, {"event": "step", "step": 2, "f1": 0.75}]))
     assert f1.hover["steps"] == [1, 2]
     assert [line["text"] for line in f1.hover["lines"]] == [[f"{events[0]['f1']:.3f}", "0.750"], ["0.432", None]]
+    assert [stroke.latest for stroke in f1.strokes] == ["0.750", "0.432"]
 
 
 def test_a_gap_parts_the_line_and_is_counted():

@@ -26,3 +26,14 @@ def test_a_chat_ends_with_the_opening_of_an_answer_and_only_a_text_gets_special_
     asked = {"infer_requests": [{"messages": [{"role": "user", "content": "a"}]}], "request_config": {"max_tokens": 3}}
     (answer,) = post("/infer/", asked)[1]
     assert end not in answer["response"]["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "status"),
+    [(["a"] * 64, 200), (["a"] * 65, 400), (["a" * 1024], 200), (["a" * 1025], 400), (["a"], 200), ([""], 400)],
+)
+def test_texts_that_end_a_response_are_few_and_short(post, stop, status):
+    body = {"prompts": [[5]], "max_tokens": 2, "generation_kwargs": {"stop": stop}}
+    found, reply = post("/generate/", body)
+    assert found == status
+    assert status == 200 or reply["code"] == "sampling-value-invalid", reply
