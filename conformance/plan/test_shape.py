@@ -88,3 +88,29 @@ def test_the_dtype_is_that_of_the_model_then_that_of_its_text(tmp_path):
     written = [{"dtype": "float16"}, {"torch_dtype": "float16"}, {"text_config": bare | {"dtype": "float16"}}, {}]
     dtypes = [read_shape(model_directory(tmp_path, bare | fields)).dtype for fields in written]
     assert dtypes == ["float16", "float16", "float16", "float32"]
+
+
+def test_the_matrices_of_a_vision_tower_are_counted(tmp_path):
+    """Blocks, patches, positions; four projectors, three of them for deeper layers."""
+    blocks = 27 * (4 * 1152 * 1152 + 2 * 1152 * 4304)
+    by_hand = blocks + 3 * 2 * 16 * 16 * 1152 + 2304 * 1152 + 4 * (4608 * 4608 + 4608 * 4096)
+    usual = {name: VISION[name] for name in VISION if name not in ("patch_size", "temporal_patch_size", "in_channels")}
+    del usual["spatial_merge_size"]
+    for vision in (VISION, usual):
+        settings = {"text_config": QWEN3_8B, "vision_config": vision}
+        assert read_shape(model_directory(tmp_path, settings)).vision_weights == by_hand
+
+
+def test_the_matrices_of_experts_are_counted_and_a_token_meets_eight(tmp_path):
+    shape = read_shape(model_directory(tmp_path, QWEN3_30B))
+    attention = 48 * 2048 * (2 * 4096 + 2 * 512)
+    expert, router = 3 * 2048 * 768, 2048 * 128
+    assert shape.text_weights - shape.embedding_weights == attention + 48 * (128 * expert + router)
+    assert shape.active_weights == attention + 48 * (8 * expert + router)
+
+
+def test_embedding_and_head_are_two_matrices_unless_tied(tmp_path):
+    bare = {name: value for name, value in QWEN3_8B.items() if name != "tie_word_embeddings"}
+    tied = [{}, {"tie_word_embeddings": True}, {"text_config": bare | {"tie_word_embeddings": True}}]
+    found = [read_shape(model_directory(tmp_path, bare | fields)).embedding_weights for fields in tied]
+    assert found == [2 * 151_936 * 4096, 151_936 * 4096, 151_936 * 4096]

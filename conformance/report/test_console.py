@@ -57,7 +57,8 @@ def test_columns_stay_in_place(number, loss, share, speed, seconds):
         assert line.index(label) == empty.index(label)
 
 
-def test_a_terminal_gets_a_bar_under_the_lines():
+def test_a_terminal_gets_a_bar_under_the_lines(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
     stream = Terminal()
     with StepConsole(60, stream) as console:
         console.step(step(41))
@@ -67,6 +68,8 @@ def test_a_terminal_gets_a_bar_under_the_lines():
         console.step(step(42))
     text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue())
     assert all(part in text for part in ("42/60", "left", "training", "step 42/60"))
+    assert max(len(line) for line in re.split(r"[\r\n]+", text) if line.startswith("training")) == 110
+    assert stream.getvalue().endswith("\x1b[1A\x1b[2K"), "the bar goes with the run"
 
 
 def test_a_narrow_terminal_gets_the_short_line(monkeypatch):
@@ -119,14 +122,15 @@ def test_the_final_table_has_changes_and_their_sense():
 
 
 def test_names_and_figures_are_shown_as_they_are_and_columns_are_not_broken(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "44")
+    monkeypatch.setenv("COLUMNS", "47")
     stream = Terminal()
-    figures = {"reward": 1.0, "reward/:smile: [red] 12": 0.5}
-    print_before_after(figures, figures | {"reward": 2.0}, stream=stream)
+    figures = {"reward": 1.0, "reward/:smile: [red] 12": 0.5, "truncated_rate": 0.5}
+    print_before_after(figures, figures | {"reward": 2.0, "truncated_rate": 0.25}, stream=stream)
     print_line(Text(f":smile: 12{' more' * 20}"), make_console(stream))
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue()).splitlines()]
-    assert lines[2] == "Reward     1.000   2.000   +1.000   \u25b2 better"
-    assert lines[3:7] == ["Reward:    0.500   0.500   +0.000     same", ":smile:", "[red]", "12"]
+    assert lines[2] == "Reward      1.000   2.000     +1.000   \u25b2 better"
+    assert lines[3:6] == ["Reward:     0.500   0.500     +0.000     same", ":smile:", "[red] 12"]
+    assert lines[6] == "Truncat\u2026    50.0%   25.0%   -25.0 pp   \u25bc better"
     assert lines[-1] == f":smile: 12{' more' * 20}"
 
 

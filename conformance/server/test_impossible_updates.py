@@ -27,8 +27,10 @@ def test_an_impossible_group_reaches_no_worker(stand_in, post, change, key):
 
 def test_an_endless_time_limit_is_refused():
     for name in ("timeout_s", "join_timeout_s"):
-        with pytest.raises(ValidationError):
-            CommunicatorRequest(**OPEN, **{name: float("inf")})
+        CommunicatorRequest(**OPEN, **{name: 3600})
+        for endless in (3601, float("inf"), float("nan")):
+            with pytest.raises(ValidationError):
+                CommunicatorRequest(**OPEN, **{name: endless})
 
 
 def adapter_sync(parts, **changes):

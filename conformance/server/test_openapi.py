@@ -57,6 +57,10 @@ def answer_to(client, route, body, bodies):
 def test_every_route_that_reads_a_body_describes_it(described):
     posts = {path for path, operations in described["paths"].items() if "post" in operations}
     assert posts - bodies_of(described).keys() == WITHOUT_BODY
+    bodies = [
+        each["requestBody"] for calls in described["paths"].values() for each in calls.values() if "requestBody" in each
+    ]
+    assert all(body["required"] for body in bodies)
     failures = [call["responses"]["default"] for calls in described["paths"].values() for call in calls.values()]
     assert {kind for failure in failures for kind in failure["content"]} == {"application/json"}
     for validator in bodies_of(described).values():

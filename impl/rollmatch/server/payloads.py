@@ -14,7 +14,7 @@ PROTOCOL = 5
 """Raised when a message changes in a way that an older side cannot read."""
 
 
-TimeLimit = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+TimeLimit = Annotated[float, Field(gt=0, le=3600)]
 Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """Every integer is bounded, for 1e308 is one by JSON Schema."""
 Size = Annotated[Int64, Field(ge=0)]
