@@ -136,13 +136,14 @@ def test_names_and_figures_are_shown_as_they_are_and_columns_are_not_broken(monk
 
 def test_an_ascii_stream_gets_ascii():
     stream = ascii_stream()
-    print_before_after({"f1": 0.25}, {"f1": 0.5}, stream=stream)
+    print_before_after({"f1": 0.25, "mean_iou": 0.5}, {"f1": 0.5, "mean_iou": 0.25}, stream=stream)
     print_header({"model": "modèle"}, stream=stream)
     with StepConsole(60, stream) as console:
         console.note("\u2192 done")
     stream.flush()
     text = stream.buffer.getvalue().decode("ascii")
     assert "^ better" in text
+    assert "v worse" in text
     assert "mod\\xe8le" in text
     assert "\\u2192 done" in text
 
