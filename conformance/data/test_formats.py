@@ -15,7 +15,7 @@ from rollmatch.data.formats import LabeledImage, LabeledObject
 from rollmatch.data.formats.coco import read_coco, write_coco
 from rollmatch.data.formats.native import NativeWriter, read_native, to_bins, to_pixels
 from rollmatch.data.formats.swift import read_swift, write_swift
-from rollmatch.data.formats.yolo import read_yolo
+from rollmatch.data.formats.yolo import read_yolo, write_yolo
 
 SIZE = (640, 480)
 ORIENTATION = 0x0112
@@ -223,6 +223,17 @@ def test_yolo_reads_boxes_outlines_and_images_without_labels(tmp_path):
     assert second.objects == ()
 
 
+def test_yolo_classes_are_numbered_as_they_come_and_readable(tmp_path):
+    Image.new("RGB", (100, 200)).save(tmp_path / "a.png")
+    objects = tuple(LabeledObject(desc=desc, box=(0, 0, 50, 50)) for desc in ("na\u00efve", "cat", "na\u00efve"))
+    image = LabeledImage(path=str(tmp_path / "a.png"), width=100, height=200, objects=objects)
+    write_yolo([image], tmp_path / "new" / "yolo")
+    names = "names:\n  0: na\u00efve\n  1: cat\n"
+    assert (tmp_path / "new/yolo/data.yaml").read_text() == f"path: .\ntrain: images\n{names}"
+    label = "0.250000 0.125000 0.500000 0.250000"
+    assert (tmp_path / "new/yolo/labels/000000-a.txt").read_text() == f"0 {label}\n1 {label}\n0 {label}\n"
+
+
 def test_a_bad_label_of_yolo_names_file_and_line(tmp_path):
     Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
     (tmp_path / "a.txt").write_text("0 0.5 0.5 0.2 0.1\n7 0.5 0.5 0.2 0.1\n")
@@ -249,7 +260,8 @@ def test_boxes_are_written_to_a_thousandth_of_a_pixel(tmp_path, target, box):
         assert written["bbox"] == box
         assert written["area"] == 6.001
     else:
-        write_swift([image], tmp_path / "out.jsonl", prompt="Find all.")
+        write_swift([image], tmp_path / "out.jsonl", prompt="Trouv\u00e9")
+        assert "Trouv\u00e9" in (tmp_path / "out.jsonl").read_text()
         assert json.loads((tmp_path / "out.jsonl").read_text())["objects"]["bbox"] == [box]
 
 

@@ -161,3 +161,18 @@ def test_a_full_queue_is_429(served):
 def test_a_body_that_is_decoded_beside_the_loop_is_read_as_others_are(served, body, status):
     headers = {"content-type": "application/json"}
     assert served()[1].post("/generate/", content=body + b" " * 100_000, headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(("spare", "returned"), [(0, (200, None)), (-1, (422, "call-too-large"))])
+def test_tokens_of_texts_are_counted_when_they_are_made(served, spare, returned):
+    parts, client = served()
+    num_tokens = len(parts.prompts.tokenizer.encode("List every digit."))
+    parts, client = served(max_tokens_per_call=2 * num_tokens + spare)
+    assert call(client, "/generate/", {"prompts": ["List every digit."] * 2, "max_tokens": 2})[:2] == returned
+
+
+def test_our_own_protocol_never_shortens_a_response(start):
+    _, _, client = start(max_model_len=64)
+    for max_tokens, returned in ((4, (200, None)), (5, (400, "prompt-too-long"))):
+        body = native([[5] * 60]) | {"sampling": {"max_tokens": max_tokens}}
+        assert call(client, "/native/infer/", body)[:2] == returned
