@@ -149,6 +149,6 @@ def test_an_ascii_stream_gets_ascii():
 
 
 def test_the_ages_of_old_rollouts_end_the_line():
-    event = {"overlap": {"efficiency": 0.5}, "staleness": {"0": 4, "1": 3, "2": 1}}
-    assert step_line(event, total_steps=9).plain.endswith("  stale 3 by 1 1 by 2")
+    event = {"overlap": {"efficiency": 0.876}, "staleness": {"0": 4, "1": 3, "2": 1}}
+    assert step_line(event, total_steps=9).plain.endswith("  efficiency 0.88  stale 3 by 1 1 by 2")
     assert "stale" not in step_line(event | {"staleness": {"0": 4}}, total_steps=9).plain

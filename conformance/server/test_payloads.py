@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rollmatch.data.ids import PackedIds, pack_ids, unpack_ids
 from rollmatch.server.payloads import CommunicatorRequest, Sampling
+from rollmatch.server.sampling import model_defaults
 from rollmatch.weights.digest import bytes_of, digest_of
 
 packed = TypeAdapter(PackedIds)
@@ -70,3 +71,9 @@ def test_values_have_the_bounds_of_the_protocol(kind, others, name, good, bad):
     for value in bad:
         with pytest.raises(ValidationError):
             kind.model_validate(others | {name: value})
+
+
+def test_a_model_s_own_sampling_lies_over_the_temperature_of_vllm(tmp_path):
+    assert model_defaults(tmp_path) == {"temperature": 1.0}
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "top_p": null, "bos": 1}')
+    assert model_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
