@@ -84,8 +84,15 @@ def test_parallel_sizes_make_up_the_gpus():
 def test_one_of_several_servers_is_named():
     assert refusal(named=TWO) == ("server-not-named", f"{VLLM}.server")
     assert refusal(named=TWO, server_index=2) == ("server-not-named", f"{VLLM}.server")
+    assert refusal(named=TWO, server_index=-1) == ("server-not-named", f"{VLLM}.server")
     assert refusal(named=()) == ("server-not-named", f"{VLLM}.server")
-    assert settings_of(command(named=TWO, server_index=1)).port == 8124
+    assert [settings_of(command(named=TWO, server_index=index)).port for index in (0, 1)] == [8123, 8124]
+
+
+@pytest.mark.parametrize(("scheme", "port"), [("http", 80), ("https", 443)])
+def test_a_url_without_a_port_names_that_of_its_scheme(scheme, port):
+    named = (ONE[0], f"{VLLM}.server.base_url={scheme}://127.0.0.1", ONE[2])
+    assert settings_of(command(named=named)).port == port
 
 
 @pytest.mark.scenario(

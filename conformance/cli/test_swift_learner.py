@@ -52,6 +52,8 @@ def test_swift_learns_what_our_learner_would():
     assert parsed["dataset"] == ["/runs/one/swift-train.jsonl"]
     assert parsed["val_dataset"] == ["/runs/one/swift-val.jsonl"]
     assert (parsed["model_type"], parsed["template"]) == ("qwen3_vl", "qwen3_vl")
+    kept = (parsed["kl_in_reward"], parsed["remove_unused_columns"], parsed["split_dataset_ratio"])
+    assert kept == (False, False, 0), "rewards read all columns, and validation has samples of its own"
 
 
 @pytest.mark.parametrize(

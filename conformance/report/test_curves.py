@@ -49,6 +49,7 @@ def test_whatever_the_journal_holds_is_drawn_inside_the_frame(figures, validatio
 def test_a_figure_stands_where_its_value_and_step_say():
     loss = chart("Loss", journal([(0, {"loss": 0.0}), (5, {"loss": 2.5}), (10, {"loss": 5.0})]))
     assert places(loss.strokes[0].path) == [(LEFT, BOTTOM), ((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2), (RIGHT, TOP)]
+    assert loss.hover["lines"][0]["y"] == [BOTTOM, (TOP + BOTTOM) / 2, TOP]
 
 
 def test_hover_texts_are_the_journals_figures():
