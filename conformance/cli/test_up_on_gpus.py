@@ -122,6 +122,7 @@ def test_numbers_that_are_named_are_kept():
     two, one = ClusterGpus(nodes=(8, 8)), ClusterGpus(nodes=(4, 2, 2))
     assert layout_of(two, servers=2) == Layout(num_learner_nodes=1, ranks_per_node=1, servers=(1, 1))
     assert layout_of(two, learners=12) == Layout(num_learner_nodes=2, ranks_per_node=6, servers=(1,))
+    assert layout_of(two, learners=16) == Layout(num_learner_nodes=2, ranks_per_node=8, servers=(1,))
     assert layout_of(one, learners=6) == Layout(num_learner_nodes=3, ranks_per_node=2, servers=(1,))
     assert layout_of(ClusterGpus(), learner_nodes=2) == Layout(num_learner_nodes=2, ranks_per_node=1, servers=(1,))
     eight = layout_of(two, "custom.extra.rollout_server.vllm_data_parallel_size=4", learners=2)
