@@ -13,6 +13,7 @@ from rollmatch.cli.computing import is_padding_free
 from rollmatch.config.effective import compiles_layers
 
 BEGUN = "checks are over"
+FRESH = {"resume": False, "overwrite": False, "wait": learner.WaitPolicy()}
 
 
 @pytest.fixture
@@ -34,10 +35,10 @@ def machine_without_vllm(monkeypatch, tmp_path):
 )
 def test_a_missing_vllm_is_an_error_and_not_a_switch_to_hf(machine_without_vllm):
     with refused("engine-missing", f"{LONG}rollout_backend", remedy="rollout_backend: hf"):
-        learner.train(str(CONFIG), overrides=machine_without_vllm)
+        learner.train(str(CONFIG), overrides=machine_without_vllm, **FRESH)
     hf = (f"{LONG}rollout_backend=hf", f"{LONG}vllm.max_model_len=null")
     with pytest.raises(AssertionError, match=BEGUN):
-        learner.train(str(CONFIG), overrides=[*machine_without_vllm, *hf])
+        learner.train(str(CONFIG), overrides=[*machine_without_vllm, *hf], **FRESH)
 
 
 @pytest.mark.parametrize(("key", "value"), [("padding_free", "true"), ("tokens_per_micro_batch", 4096)])

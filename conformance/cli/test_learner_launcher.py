@@ -211,7 +211,9 @@ def waits(*_, **__):
     line("waits")
     time.sleep(99)
 learner.load_checked, learner.tensor_parallel_size = checked, waits
-learner.train("fixtures/digits/digits.yaml")
+learner.train(
+    "fixtures/digits/digits.yaml", overrides=(), resume=False, overwrite=False, wait=learner.WaitPolicy()
+)
 """
 
 
