@@ -1,4 +1,4 @@
-"""A policy that learner ranks hold in parts: FSDP2's ``DTensor`` and DeepSpeed's ZeRO-3, gathered one by one.
+"""A policy that learner ranks hold in parts: FSDP2's ``DTensor`` and DeepSpeed's ZeRO-3, gathered a few at a time.
 
 Every forward pass gathers weights, so that all ranks run the same number of passes.
 """
@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from rollmatch.errors import LaunchError
 
-GATHER_BYTES = {"cuda": 2**28, "cpu": 2**20}
-"""Of weights that one call gathers, by the kind of device: a quarter of a bucket. A call for each takes longer."""
+GATHER_BYTES = {"cpu": 2**20, "gpu": 2**28}
+"""Of weights that one call gathers: a quarter of a bucket. A call for each takes longer."""
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -81,9 +81,10 @@ class _Rows:
 
     def takes(self, weight: Tensor, dtype: torch.dtype) -> bool:
         """Whether this one can be gathered by the same call."""
+        kind = "cpu" if weight.device.type == "cpu" else "gpu"
         is_like = isinstance(weight, DTensor) and (weight.device_mesh, weight.placements) == (self.mesh, (Shard(0),))
         num_bytes = (sum(self.sizes) * self.mesh.size() + weight.numel()) * dtype.itemsize
-        return is_like and dtype == self.dtype and num_bytes <= GATHER_BYTES[weight.device.type]
+        return is_like and dtype == self.dtype and num_bytes <= GATHER_BYTES[kind]
 
     def add(self, weight: DTensor) -> None:
         """It is gathered by ``gather``."""
