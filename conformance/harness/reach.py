@@ -163,7 +163,8 @@ def _first(node: ast.stmt) -> int:
 def tests_of(path: Path, line: int) -> tuple[str, ...]:
     """Tests that reach a line: by turns the one that reaches a line near it that fewest tests reach, and the narrowest.
 
-    Those that also reach a method of the class around it come first; tests that start processes last.
+    Those that name the module come first, then those that also reach a method of the class around the line; tests that
+    start processes last.
     """
     breadth, rarity = read_map()[1], dict[str, int]()
     for file, place in places_that_show(path, line):
@@ -173,8 +174,9 @@ def tests_of(path: Path, line: int) -> tuple[str, ...]:
             number = min(len(tests) for tests in near if test in tests)
             rarity[test] = min(number, rarity.get(test, number))
     own = _tests_of_class(path, line) or set(rarity)
-    narrow = sorted(rarity, key=lambda test: (test not in own, _starts_processes(test), breadth[test], test))
-    rare = sorted(narrow, key=lambda test: (test not in own, _starts_processes(test), rarity[test]))
+    order = {test: (path.stem not in test, test not in own, _starts_processes(test)) for test in rarity}
+    narrow = sorted(rarity, key=lambda test: (*order[test], breadth[test], test))
+    rare = sorted(narrow, key=lambda test: (*order[test], rarity[test]))
     tests = tuple(dict.fromkeys(chain.from_iterable(zip(rare, narrow, strict=True))))
     first = OF_KEYS if line not in bodies_of(path) and "/config/" in path.as_posix() else ()
     return (*first, *tests[:MOST_TESTS], *slow_tests_of(path))
