@@ -6,7 +6,7 @@ Every forward pass gathers weights, so that all ranks run the same number of pas
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -58,12 +58,16 @@ def each_whole(weights: Iterable[tuple[Tensor, torch.dtype]]) -> Iterator[Tensor
         if rows and not rows.takes(weight, dtype):
             yield from rows.gather()
             rows = None
-        if not isinstance(weight, DTensor) or weight.placements != (Shard(0),):
+        if _is_split_by_rows(weight):
+            rows = rows or _Rows(weight.device_mesh, dtype)
+            rows.add(weight)
+        else:
             yield whole(weight)
-            continue
-        rows = rows or _Rows(weight.device_mesh, dtype)
-        rows.add(weight)
     yield from rows.gather() if rows else ()
+
+
+def _is_split_by_rows(weight: Tensor) -> TypeGuard[DTensor]:
+    return isinstance(weight, DTensor) and weight.placements == (Shard(0),)
 
 
 class _Rows:
@@ -82,7 +86,7 @@ class _Rows:
     def takes(self, weight: Tensor, dtype: torch.dtype) -> bool:
         """Whether this one can be gathered by the same call."""
         kind = "cpu" if weight.device.type == "cpu" else "gpu"
-        is_like = isinstance(weight, DTensor) and (weight.device_mesh, weight.placements) == (self.mesh, (Shard(0),))
+        is_like = _is_split_by_rows(weight) and weight.device_mesh == self.mesh
         num_bytes = (sum(self.sizes) * self.mesh.size() + weight.numel()) * dtype.itemsize
         return is_like and dtype == self.dtype and num_bytes <= GATHER_BYTES[kind]
 
