@@ -4,7 +4,7 @@
 
 Shape of Qwen3-8B. The first GPU has a server of ours, the next ones the learner's ranks, which are started once with
 one rank and once with two, for each type that the learner holds its weights in; the server's is bfloat16. ``gather``
-is what ranks do without a server. ``--rehearse`` takes a tiny model and gloo, without GPUs.
+is what ranks do for a sync, without a server. ``--rehearse`` takes a tiny model and gloo, without GPUs.
 """
 
 import json
@@ -87,9 +87,10 @@ def be_rank(folder, dtype, directory, url, port):
     model = split(model) if ranks.learner_world_size > 1 else model
     assert digests_of_all(model) == whole
     backend = native_backend(url, ranks=ranks, port=int(port), join_timeout_s=120, timeout_s=60)
+    types = {name: torch.bfloat16 for name, _ in merged_weights(model)} if ranks.learner_world_size > 1 else None
     found = {"gather_s": [], "sync_s": [], "extra_bytes": []}
     for _ in range(NUM_ROUNDS + 1):
-        found["gather_s"].append(timed(ranks, lambda: [None for _ in merged_weights(model)]))
+        found["gather_s"].append(timed(ranks, lambda: [None for _ in merged_weights(model, types)]))
         before = forget_peak(device)
         version = backend.policy_version + 1
         found["sync_s"].append(timed(ranks, lambda: backend.push(named_weights(model), version=version)))  # noqa: B023

@@ -40,6 +40,12 @@ for _ in range(40):
     assert [w.dtype for w in whole] == [w.dtype for w in expected]
     assert all(map(torch.equal, whole, expected)), (shapes, ways)
     assert not any(isinstance(w, DTensor) for w in whole)
+    firsts = list(sharding.each_whole(zip(split, types, strict=True), to_first=True))
+    assert [(w.dtype, w.shape) for w in firsts] == [(w.dtype, w.shape) for w in expected]
+    if dist.get_rank() == 0:
+        assert all(map(torch.equal, firsts, expected)), (shapes, ways)
+    else:
+        assert [w.is_meta for w in firsts] == [way == Shard(0) for way in ways]
 assert calls
 calls.clear()
 weights = [(distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)]), torch.bfloat16) for _ in range(9)]
@@ -50,7 +56,7 @@ dist.destroy_process_group()
 """
 
 
-def test_weights_that_are_gathered_together_are_whole_and_in_order(tmp_path):
+def test_weights_that_are_gathered_together_are_whole_and_in_order_on_all_ranks_or_the_first(tmp_path):
     script = tmp_path / "gathered.py"
     script.write_text(GATHERED)
     finish_ranks(tmp_path, 3, sys.executable, str(script))

@@ -76,6 +76,8 @@ class LiveBytes:
         return lambda *args, **kwargs: map(self._counted, make(*args, **kwargs))
 
     def _counted(self, made):
+        if made.is_meta:
+            return made
         storage = made.untyped_storage()
         address, num_bytes = storage.data_ptr(), storage.nbytes()
         if address not in self._known:
@@ -114,7 +116,7 @@ def main(url, port, folder):
     ranks = Ranks.from_environment()
     model, live = split(make_model()), LiveBytes()
     DTensor.full_tensor = live.counting(DTensor.full_tensor)
-    sharding._all_gathered = live.counting(sharding._all_gathered)
+    sharding._empty_on_first = live.counting(sharding._empty_on_first)
     sharding._taken_apart = live.counting(sharding._taken_apart)
     checkpoint.each_whole = live.counting_each(checkpoint.each_whole)
     sharding.GATHER_BYTES = {"cpu": BUCKET_BYTES // 4}

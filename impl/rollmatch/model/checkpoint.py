@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from rollmatch.model.merge import LoraFactors, merge_weight, merges_by_kernel
@@ -142,13 +143,19 @@ def merged_weights(model: nn.Module, types: Mapping[str, torch.dtype] | None = N
 
     Those with LoRA come first. Bit-equal to what peft's ``merge_adapter`` leaves behind (LoRA and DoRA), except in half
     precision on a GPU, where ``merge`` states the difference. Where ranks hold parts, each weight is gathered when its
-    turn comes: all ranks iterate to the end. Such weights may come in ``types``, by name, to travel as fewer bytes.
+    turn comes: all ranks iterate to the end. For a rank 0 that sends them, such weights come in ``types``, by name, to
+    travel as fewer bytes, and other ranks get tensors without memory.
     """
     kept = dict(model_tensors(model))
     names = _names_of(model, kept)
     own = {key: tensor.dtype for key, tensor in kept.items()}
-    chosen = own if types is None else {key: types.get(names.name_of(key) or "", own[key]) for key in kept}
-    yield from names.convert((key, make()) for key, _, make in _sources(model, kept, chosen))
+    if types is None:
+        yield from names.convert((key, make()) for key, _, make in _sources(model, kept, own))
+        return
+    chosen = {key: types.get(names.name_of(key) or "", own[key]) for key in kept}
+    place = None if dist.get_rank() == 0 else "meta"
+    sources = _sources(model, kept, chosen, to_first=True)
+    yield from names.convert((key, make().to(place)) for key, _, make in sources)
 
 
 def model_key(name: str) -> str:
@@ -201,14 +208,16 @@ def _saved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer) for name, buffer in buffers if buffer is not None)
 
 
-def _sources(model: nn.Module, kept: Mapping[str, Tensor], types: Mapping[str, torch.dtype]) -> Iterator[Source]:
+def _sources(
+    model: nn.Module, kept: Mapping[str, Tensor], types: Mapping[str, torch.dtype], *, to_first: bool = False
+) -> Iterator[Source]:
     """Of ``model_tensors``: what adapters replace, then everything else, gathered in ``types`` where it is split."""
     replaced = set[str]()
     for source in _adapted_sources(model, kept) if is_adapted(model) else ():
         replaced.add(source[0])
         yield source
     others = {key: weight for key, weight in kept.items() if key not in replaced}
-    made = each_whole((weight, types[key]) for key, weight in others.items())
+    made = each_whole(((weight, types[key]) for key, weight in others.items()), to_first=to_first)
     yield from ((key, meta_of(weight), partial(next, made)) for key, weight in others.items())
 
 

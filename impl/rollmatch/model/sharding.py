@@ -6,6 +6,7 @@ Every forward pass gathers weights, so that all ranks run the same number of pas
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -48,22 +49,23 @@ def whole(weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def each_whole(weights: Iterable[tuple[Tensor, torch.dtype]]) -> Iterator[Tensor]:
+def each_whole(weights: Iterable[tuple[Tensor, torch.dtype]], *, to_first: bool = False) -> Iterator[Tensor]:
     """``whole`` of one weight after the other, of which ``GATHER_BYTES`` are gathered at a time. All ranks iterate.
 
     Those that are gathered together come in the type beside them, which is that in which they travel; others in theirs.
+    ``to_first``: they go to rank 0 alone, and tensors without memory (device ``meta``) stand for them on other ranks.
     """
     rows: _Rows | None = None
     for weight, dtype in weights:
         if rows and not rows.takes(weight, dtype):
-            yield from rows.gather()
+            yield from rows.gather(to_first=to_first)
             rows = None
         if _is_split_by_rows(weight):
             rows = rows or _Rows(weight.device_mesh, dtype)
             rows.add(weight)
         else:
             yield whole(weight)
-    yield from rows.gather() if rows else ()
+    yield from rows.gather(to_first=to_first) if rows else ()
 
 
 def _is_split_by_rows(weight: Tensor) -> TypeGuard[DTensor]:
@@ -71,7 +73,7 @@ def _is_split_by_rows(weight: Tensor) -> TypeGuard[DTensor]:
 
 
 class _Rows:
-    """Weights of which each rank holds some rows; all that a rank holds goes to the others at once.
+    """Weights of which each rank holds some rows; all that a rank holds goes to the others, or to the first, at once.
 
     Of n rows, each of W ranks holds ceil(n / W), the last ones fewer: with n = 5 and W = 4 these are 2, 2, 1 and 0, and
     the parts of 2 rows that arrive are 0 1, 2 3, 4 -, - -.
@@ -82,30 +84,61 @@ class _Rows:
         self.weights: list[DTensor] = []
         self.sizes: list[int] = []
         """Elements of each rank's part, those that are missing in the last ones included."""
+        self._limit = GATHER_BYTES["cpu" if mesh.device_type == "cpu" else "gpu"] // dtype.itemsize
+        self._num_elements = 0
 
     def takes(self, weight: Tensor, dtype: torch.dtype) -> bool:
         """Whether this one can be gathered by the same call."""
-        kind = "cpu" if weight.device.type == "cpu" else "gpu"
-        is_like = _is_split_by_rows(weight) and weight.device_mesh == self.mesh
-        num_bytes = (sum(self.sizes) * self.mesh.size() + weight.numel()) * dtype.itemsize
-        return is_like and dtype == self.dtype and num_bytes <= GATHER_BYTES[kind]
+        if dtype != self.dtype or not _is_split_by_rows(weight):
+            return False
+        is_near = weight.device_mesh is self.weights[-1].device_mesh  # those of a layer; a comparison takes longer
+        return (is_near or weight.device_mesh == self.mesh) and self._num_elements + weight.numel() <= self._limit
 
     def add(self, weight: DTensor) -> None:
         """It is gathered by ``gather``."""
+        num_rows, num_ranks = max(1, weight.shape[0]), self.mesh.size()
         self.weights.append(weight)
-        self.sizes.append(-(-len(weight) // self.mesh.size()) * (weight.numel() // max(1, len(weight))))
+        self.sizes.append(-(-num_rows // num_ranks) * (weight.numel() // num_rows))
+        self._num_elements += num_ranks * self.sizes[-1]
 
-    def gather(self) -> Iterator[Tensor]:
+    def gather(self, *, to_first: bool) -> Iterator[Tensor]:
         """The whole weights, in the order in which they were added."""
-        num_ranks, held = self.mesh.size(), list[Tensor]()
+        wholes = self._to_first() if to_first else self._to_all()
+        while wholes:  # only what has not been yielded is kept
+            yield wholes.pop(0)
+
+    def _to_all(self) -> list[Tensor]:
+        """By one all-gather of what each rank holds."""
+        held = list[Tensor]()
         for weight, size in zip(self.weights, self.sizes, strict=True):
             mine = weight.to_local().to(self.dtype).reshape(-1)
             held += [mine, mine.new_zeros(size - len(mine))]
-        parts = _all_gathered(torch.cat(held), self.mesh.get_group()).view(num_ranks, -1)
-        wholes = _taken_apart(parts, self.sizes)
-        del held, mine, parts  # only what has not been yielded is kept
-        for weight in self.weights:
-            yield wholes.pop(0).view(-1)[: weight.numel()].view(weight.shape)
+        parts = _all_gathered(torch.cat(held), self.mesh.get_group()).view(self.mesh.size(), -1)
+        wholes = zip(_taken_apart(parts, self.sizes), self.weights, strict=True)
+        return [whole.view(-1)[: weight.numel()].view(weight.shape) for whole, weight in wholes]
+
+    def _to_first(self) -> list[Tensor]:
+        """Each rank sends its rows to the place that they have in the first rank's memory, without a copy."""
+        group = self.mesh.get_group()
+        transfer = partial(dist.P2POp, group=group)
+        wholes, calls = [_empty_on_first(weight, self.dtype, group) for weight in self.weights], list[dist.P2POp]()
+        for weight, rows_of_all in zip(self.weights, wholes, strict=True):
+            mine = weight.to_local()
+            if group.rank() > 0:
+                rows = mine.to(self.dtype).contiguous()
+                calls += [transfer(dist.isend, rows, group_peer=0)] if rows.shape[0] else []
+                continue
+            first, *others = torch.split(rows_of_all, max(1, mine.shape[0]))
+            first.copy_(mine)
+            calls += [transfer(dist.irecv, rows, group_peer=rank) for rank, rows in enumerate(others, 1)]
+        for call in dist.batch_isend_irecv(calls) if calls else ():
+            call.wait()
+        return wholes
+
+
+def _empty_on_first(weight: Tensor, dtype: torch.dtype, group: dist.ProcessGroup) -> Tensor:
+    """Memory for a whole weight on the first rank, none on others."""
+    return torch.empty(weight.shape, dtype=dtype, device=weight.device if group.rank() == 0 else "meta")
 
 
 def _all_gathered(mine: Tensor, group: dist.ProcessGroup) -> Tensor:

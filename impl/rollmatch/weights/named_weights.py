@@ -1,7 +1,8 @@
 """All weights of the policy by checkpoint name, or its adapter alone, however the learner's ranks share them.
 
 DDP: every rank has them all. FSDP2 and DeepSpeed ZeRO-3: each weight is gathered when its turn comes, and nobody keeps
-it. Every rank must iterate over sharded weights, because ranks wait for each other in the gathers.
+it. Every rank must iterate over sharded weights, because ranks wait for each other in the gathers; on their way to
+servers these go to rank 0 alone.
 """
 
 import sys
@@ -69,7 +70,7 @@ class NamedWeights:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         types = [self._types]
         if self.is_sharded:
-            dist.broadcast_object_list(types, 0)  # ranks gather alike, and the first one sends
+            dist.broadcast_object_list(types, 0)  # ranks gather alike, as rank 0 sends them
         yield from merged_weights(self.model, *types)
 
     def specs(self) -> list[Spec] | None:
@@ -79,7 +80,7 @@ class NamedWeights:
         return [spec_of(*pair) for pair in checkpoint_tensors(self.model)]
 
     def gather_in(self, types: Mapping[str, torch.dtype]) -> None:
-        """In which the ranks gather weights of these names; the first rank says so, before anybody iterates."""
+        """In which rank 0 gathers weights of these names for itself, as it says before anybody iterates."""
         self._types = types
 
     def adapter(self) -> Adapter:
