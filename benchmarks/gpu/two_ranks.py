@@ -35,6 +35,8 @@ def measure(options, folder, model):
     fields = {"training.gradient_accumulation_steps": passes, f"{VLLM}.mode": "colocate"}
     fields |= {} if options.rehearse else {f"{VLLM}.gpu_memory_utilization": options.engine_memory}
     for name, (num_ranks, strategy) in RUNS[options.kind].items():
+        if num_ranks > 1 and strategy not in options.strategies:
+            continue
         out = folder / f"{num_ranks}-{strategy}"
         own = {"training.output_dir": out, "training.strategy": strategy}
         gpus = "" if options.rehearse else ",".join(options.gpus[:num_ranks])
@@ -70,6 +72,9 @@ def parse():
     parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir(), "grpo-step-model-even"))
     parser.add_argument("--kind", choices=tuple(RUNS), default="full")
+    parser.add_argument(
+        "--strategies", nargs="+", choices=("ddp", "fsdp2"), default=["ddp", "fsdp2"], help="of two ranks"
+    )
     parser.add_argument("--gpus", nargs=2, default=["0", "1"])
     parser.add_argument("--engine-memory", type=float, default=0.18, help="share of the GPU of an engine")
     parser.add_argument("--rehearse", action="store_true", help="a tiny model, without GPUs")
