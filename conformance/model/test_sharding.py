@@ -51,7 +51,12 @@ calls.clear()
 weights = [(distribute_tensor(torch.ones(6, 4), mesh, [Shard(0)]), torch.bfloat16) for _ in range(9)]
 sharding.GATHER_BYTES = {"cpu": 4 * 48}
 assert len(list(sharding.each_whole(weights))) == 9
-assert [len(call) * dist.get_world_size() for call in calls] == [4 * 24, 4 * 24, 24], calls
+assert [len(call) * dist.get_world_size() for call in calls] == [4 * 48, 4 * 48, 48], calls
+calls.clear()
+own = [(weight, dtype) for weight, _ in weights[:2] for dtype in (torch.bfloat16, torch.float64)]
+sharding.GATHER_BYTES = {"cpu": 2 * (48 + 192)}
+assert [weight.dtype for weight in sharding.each_whole(own)] == [torch.bfloat16, torch.float64] * 2
+assert len(calls) == 1  # of several types, as bytes
 dist.destroy_process_group()
 """
 

@@ -6,7 +6,7 @@ The model stays as it is: merging in place and unmerging would drift the base we
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rollmatch.model.merge import LoraFactors, merge_weight, merges_by_kernel
-from rollmatch.model.sharding import each_whole, gathered, is_sharded, meta_of, shape_of, whole
+from rollmatch.model.sharding import each_whole, gathered, is_sharded, meta_of, shape_of, split_in, whole
 
 if TYPE_CHECKING:  # seconds to load
     from peft.tuners.lora import LoraLayer
@@ -148,13 +148,10 @@ def merged_weights(model: nn.Module, types: Mapping[str, torch.dtype] | None = N
     """
     kept = dict(model_tensors(model))
     names = _names_of(model, kept)
-    own = {key: tensor.dtype for key, tensor in kept.items()}
-    if types is None:
-        yield from names.convert((key, make()) for key, _, make in _sources(model, kept, own))
-        return
-    chosen = {key: types.get(names.name_of(key) or "", own[key]) for key in kept}
-    place = None if dist.get_rank() == 0 else "meta"
-    sources = _sources(model, kept, chosen, to_first=True)
+    wanted = types or {}
+    chosen = {key: wanted.get(names.name_of(key) or "", tensor.dtype) for key, tensor in kept.items()}
+    place = "meta" if types is not None and dist.get_rank() > 0 else None
+    sources = _sources(model, kept, chosen, to_first=types is not None)
     yield from names.convert((key, make().to(place)) for key, _, make in sources)
 
 
@@ -213,7 +210,7 @@ def _sources(
 ) -> Iterator[Source]:
     """Of ``model_tensors``: what adapters replace, then everything else, gathered in ``types`` where it is split."""
     replaced = set[str]()
-    for source in _adapted_sources(model, kept) if is_adapted(model) else ():
+    for source in _adapted_sources(model, kept, to_first=to_first) if is_adapted(model) else ():
         replaced.add(source[0])
         yield source
     others = {key: weight for key, weight in kept.items() if key not in replaced}
@@ -221,7 +218,7 @@ def _sources(
     yield from ((key, meta_of(weight), partial(next, made)) for key, weight in others.items())
 
 
-def _adapted_sources(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[Source]:
+def _adapted_sources(model: nn.Module, kept: Mapping[str, Tensor], *, to_first: bool) -> Iterator[Source]:
     """Of the weights in ``kept``: a tied head is not among them."""
     from peft.tuners.lora import LoraLayer
     from peft.tuners.trainable_tokens import TrainableTokensLayer
@@ -229,25 +226,33 @@ def _adapted_sources(model: nn.Module, kept: Mapping[str, Tensor]) -> Iterator[S
 
     kinds = LoraLayer, TrainableTokensLayer, ModulesToSaveWrapper
     modules = [(model_key(name), module) for name, module in model.named_modules() if isinstance(module, kinds)]
-    made = _made_whole if is_sharded(model) else _made
+    loras = [module for _, module in modules if isinstance(module, LoraLayer)]
+    make_merged = _maker(_merged, loras, to_first=to_first) if is_sharded(model) else _merged
     for key, module in modules:
         if isinstance(module, LoraLayer):
-            yield f"{key}.weight", meta_of(module.get_base_layer().weight), partial(made, _merged, module)
+            yield f"{key}.weight", meta_of(module.get_base_layer().weight), partial(make_merged, module)
     for key, module in modules:
         if isinstance(module, TrainableTokensLayer) and (name := f"{key}.weight") in kept:
-            yield name, meta_of(kept[name]), partial(made, _with_trained_rows, module)
+            make = _maker(_with_trained_rows, [module]) if is_sharded(model) else _with_trained_rows
+            yield name, meta_of(kept[name]), partial(make, module)
         elif isinstance(module, ModulesToSaveWrapper):
             copies = ((f"{key}.{name}", weight) for name, weight in _trained_copy(module))
             yield from ((name, meta_of(copy), partial(whole, copy)) for name, copy in copies if name in kept)
 
 
-def _made_whole(make: Callable[[Any], Tensor], layer: nn.Module) -> Tensor:
-    with gathered(layer):
-        return make(layer)
+def _maker(
+    make: Callable[[Any], Tensor], layers: Sequence[nn.Module], *, to_first: bool = False
+) -> Callable[[Any], Tensor]:
+    """``make`` of layers that ranks hold in parts, one after the other; a rank that gets no weights makes none."""
+    split = ((weight, weight.dtype) for layer in layers for *_, weight in split_in(layer))
+    wholes = each_whole(split, to_first=to_first)
 
+    def make_whole(layer: Any) -> Tensor:
+        with gathered(layer, wholes):
+            base: Tensor = layer.get_base_layer().weight.detach()
+            return base if base.is_meta else make(layer)
 
-def _made(make: Callable[[Any], Tensor], layer: nn.Module) -> Tensor:
-    return make(layer)
+    return make_whole
 
 
 def _with_trained_rows(layer: "TrainableTokensLayer") -> Tensor:

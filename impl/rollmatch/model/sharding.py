@@ -61,8 +61,8 @@ def each_whole(weights: Iterable[tuple[Tensor, torch.dtype]], *, to_first: bool 
             yield from rows.gather(to_first=to_first)
             rows = None
         if _is_split_by_rows(weight):
-            rows = rows or _Rows(weight.device_mesh, dtype)
-            rows.add(weight)
+            rows = rows or _Rows(weight.device_mesh)
+            rows.add(weight, dtype)
         else:
             yield whole(weight)
     yield from rows.gather(to_first=to_first) if rows else ()
@@ -79,27 +79,26 @@ class _Rows:
     the parts of 2 rows that arrive are 0 1, 2 3, 4 -, - -.
     """
 
-    def __init__(self, mesh: DeviceMesh, dtype: torch.dtype) -> None:
-        self.mesh, self.dtype = mesh, dtype
-        self.weights: list[DTensor] = []
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self.weights: list[tuple[DTensor, torch.dtype]] = []
         self.sizes: list[int] = []
-        """Elements of each rank's part, those that are missing in the last ones included."""
-        self._limit = GATHER_BYTES["cpu" if mesh.device_type == "cpu" else "gpu"] // dtype.itemsize
-        self._num_elements = 0
+        """Bytes of each rank's part, those that are missing in the last ones included."""
+        self._room = GATHER_BYTES["cpu" if mesh.device_type == "cpu" else "gpu"]
 
     def takes(self, weight: Tensor, dtype: torch.dtype) -> bool:
         """Whether this one can be gathered by the same call."""
-        if dtype != self.dtype or not _is_split_by_rows(weight):
+        if not _is_split_by_rows(weight) or weight.numel() * dtype.itemsize > self._room:
             return False
-        is_near = weight.device_mesh is self.weights[-1].device_mesh  # those of a layer; a comparison takes longer
-        return (is_near or weight.device_mesh == self.mesh) and self._num_elements + weight.numel() <= self._limit
+        is_near = weight.device_mesh is self.weights[-1][0].device_mesh  # those of a layer; a comparison takes longer
+        return is_near or weight.device_mesh == self.mesh
 
-    def add(self, weight: DTensor) -> None:
+    def add(self, weight: DTensor, dtype: torch.dtype) -> None:
         """It is gathered by ``gather``."""
         num_rows, num_ranks = max(1, weight.shape[0]), self.mesh.size()
-        self.weights.append(weight)
-        self.sizes.append(-(-num_rows // num_ranks) * (weight.numel() // num_rows))
-        self._num_elements += num_ranks * self.sizes[-1]
+        self.weights.append((weight, dtype))
+        self.sizes.append(-(-num_rows // num_ranks) * (weight.numel() // num_rows) * dtype.itemsize)
+        self._room -= num_ranks * self.sizes[-1]
 
     def gather(self, *, to_first: bool) -> Iterator[Tensor]:
         """The whole weights, in the order in which they were added."""
@@ -108,24 +107,27 @@ class _Rows:
             yield wholes.pop(0)
 
     def _to_all(self) -> list[Tensor]:
-        """By one all-gather of what each rank holds."""
+        """By one all-gather of what each rank holds, as bytes."""
         held = list[Tensor]()
-        for weight, size in zip(self.weights, self.sizes, strict=True):
-            mine = weight.to_local().to(self.dtype).reshape(-1)
+        for (weight, dtype), size in zip(self.weights, self.sizes, strict=True):
+            mine = weight.to_local().to(dtype).reshape(-1).view(torch.uint8)
             held += [mine, mine.new_zeros(size - len(mine))]
         parts = _all_gathered(torch.cat(held), self.mesh.get_group()).view(self.mesh.size(), -1)
         wholes = zip(_taken_apart(parts, self.sizes), self.weights, strict=True)
-        return [whole.view(-1)[: weight.numel()].view(weight.shape) for whole, weight in wholes]
+        return [
+            whole.view(-1)[: weight.numel() * dtype.itemsize].view(dtype).view(weight.shape)
+            for whole, (weight, dtype) in wholes
+        ]
 
     def _to_first(self) -> list[Tensor]:
         """Each rank sends its rows to the place that they have in the first rank's memory, without a copy."""
         group = self.mesh.get_group()
         transfer = partial(dist.P2POp, group=group)
-        wholes, calls = [_empty_on_first(weight, self.dtype, group) for weight in self.weights], list[dist.P2POp]()
-        for weight, rows_of_all in zip(self.weights, wholes, strict=True):
+        wholes, calls = [_empty_on_first(*pair, group) for pair in self.weights], list[dist.P2POp]()
+        for (weight, dtype), rows_of_all in zip(self.weights, wholes, strict=True):
             mine = weight.to_local()
             if group.rank() > 0:
-                rows = mine.to(self.dtype).contiguous()
+                rows = mine.to(dtype).contiguous()
                 calls += [transfer(dist.isend, rows, group_peer=0)] if rows.shape[0] else []
                 continue
             first, *others = torch.split(rows_of_all, max(1, mine.shape[0]))
@@ -179,14 +181,22 @@ def shape_of(weight: Tensor) -> tuple[int, ...]:
     return tuple(getattr(weight, "ds_shape", weight.shape))
 
 
-@contextmanager
-def gathered(module: nn.Module) -> Iterator[None]:
-    """Whole weights in a module while this lasts; all ranks call it. One that is not split stays as it is."""
-    spread = [weight for weight in module.parameters() if hasattr(weight, "ds_id")]
+def split_in(module: nn.Module) -> list[tuple[dict[str, Any], str, DTensor]]:
+    """Weights of which ranks hold parts, each with the dictionary that holds it and its name there."""
     parts: list[dict[str, Any]] = [part._parameters for part in module.modules()]
-    split = [(part, name, weight) for part in parts for name, weight in part.items() if isinstance(weight, DTensor)]
-    for held, name, weight in split:
-        held[name] = nn.Parameter(whole(weight), requires_grad=False)
+    return [(part, name, weight) for part in parts for name, weight in part.items() if isinstance(weight, DTensor)]
+
+
+@contextmanager
+def gathered(module: nn.Module, wholes: Iterator[Tensor]) -> Iterator[None]:
+    """Whole weights in a module while this lasts; all ranks call it. One that is not split stays as it is.
+
+    ``wholes``: of those in ``split_in``, in that order. ZeRO-3 gathers its own.
+    """
+    spread = [weight for weight in module.parameters() if hasattr(weight, "ds_id")]
+    split = split_in(module)
+    for held, name, _ in split:
+        held[name] = nn.Parameter(next(wholes), requires_grad=False)
     try:
         with _deepspeed().zero.GatheredParameters(spread, modifier_rank=None) if spread else nullcontext():
             yield
