@@ -55,3 +55,12 @@ def write_evaluation(
     part.write_text(json.dumps(whole), encoding="utf-8")
     part.replace(path)
     return name
+
+
+def keep_evaluation(
+    source: RolloutSource, folder: Path, *, step: int, metrics: Mapping[str, float], record: Mapping[str, object]
+) -> None:
+    """Rank 0 writes the file, and its name and metrics into the journal."""
+    if source.ranks.is_primary:
+        file = write_evaluation(folder, step=step, metrics=metrics, record=record)
+        source.journal.write("evaluated", step=step, file=file, metrics=metrics)

@@ -1,9 +1,7 @@
-"""Learning from segments, wherever they come from: what the trainer has besides its rollouts.
+"""What the trainer has besides the step, which is in ``trainer``.
 
-``Learner`` is what segments are learnt with. ``SegmentTrainer`` adds to transformers' ``Trainer`` what segments need:
+``Learner`` is what segments are learnt with. ``SegmentTrainer`` adds to transformers' ``Trainer``:
 
-- A batch is one or more passes. The loop counts batches, and steps after each ``gradient_accumulation_steps`` of them.
-  A step whose number of passes follows from its segments is one batch to it, and ``training_step`` runs the passes.
 - The policy may be split over ranks, before it is first used.
 - Checkpoints hold what is under way between two optimizer steps.
 """
@@ -16,33 +14,26 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 from transformers import Trainer, TrainerControl, TrainingArguments
 
 from rollmatch.checkpoint import SavedLearner, sealing
 from rollmatch.config.strategy import KEY, Strategy
-from rollmatch.data import WindowPlan
+from rollmatch.data import ReusedOrder, WindowPlan
 from rollmatch.errors import LaunchError
-from rollmatch.learn.batch import Batcher, MicroBatch, Passes
-from rollmatch.learn.deal import PassSize
+from rollmatch.learn.batch import Batcher, MicroBatch
 from rollmatch.learn.head import Scoring
+from rollmatch.learn.pack import Packer
 from rollmatch.learn.score import score_without_adapters
 from rollmatch.model.decoder_layers import sharded_units
 from rollmatch.model.overlong import LengthRules
 from rollmatch.model.parts import NAMES, Part, count_parts
 from rollmatch.model.policy import unwrap
 from rollmatch.model.sharding import EvenGradients, check_split, not_engaged
-from rollmatch.objectives.protocol import (
-    Objective,
-    ObjectiveContext,
-    PolicyObjective,
-    ScoreSegments,
-    TrainingTargets,
-)
+from rollmatch.objectives.protocol import Objective, PolicyObjective, ScoreSegments, TrainingTargets
 from rollmatch.packer_state import WindowTargets, forget_versions, packer_state, read_packer_state, write_packer_state
-from rollmatch.records import Rollout, Sample, Segment
+from rollmatch.records import Segment
 from rollmatch.rollout.source import Overlap, RolloutSource
 from rollmatch.step_report import StepReport
 
@@ -65,47 +56,32 @@ class Learner:
     """The longest segment."""
 
     def with_reference(self, model: nn.Module, batch: MicroBatch, scoring: Scoring) -> MicroBatch:
-        """The micro-batch with log-probabilities of the policy without its adapters, where these are wanted."""
-        if not self.reference_in_batch:
-            return batch
+        """The micro-batch with log-probabilities of the policy without its adapters."""
         objective = cast(PolicyObjective, self.objective)
         logprobs = score_without_adapters(model, batch.inputs, partial(objective.logprobs, batch=batch), scoring)
         return objective.with_reference(batch, logprobs)
 
-    def pass_size(self, num_samples: int) -> PassSize:
-        """Of a pass without gradients: rollouts of ``num_samples`` samples, or as many tokens as a micro-batch has."""
-        return PassSize(segments=num_samples * self.objective.reuse.num_rollouts, tokens=self.batcher.tokens_per_batch)
+    def score_waiting(self, packer: Packer, score: ScoreSegments) -> None:
+        """Give segments that wait for a row of a later step old log-probabilities."""
+        packer.restore(cast(PolicyObjective, self.objective).with_old_logprobs(packer.state(), score))
 
-    def score_waiting(self, score: ScoreSegments) -> int:
-        """Number of segments that wait for a row of a later step; they get old log-probabilities where needed."""
-        packer = self.batcher.packer
-        if packer is None:
-            return 0
-        if self.scores_waiting:
-            packer.restore(cast(PolicyObjective, self.objective).with_old_logprobs(packer.state(), score))
-        return packer.buffered
-
-    def make_targets(
-        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
-    ) -> TrainingTargets:
-        """The objective's, each segment fitted to ``lengths``. Errors: ``SegmentTooLong``."""
-        made = self.objective.make_segments(samples, rollouts, context)
+    def fitted(self, made: TrainingTargets) -> TrainingTargets:
+        """With each segment that is longer than ``lengths`` fitted to them. Errors: ``SegmentTooLong``."""
         long = [s for segments in made.segments for s in segments if s.encoded_len > self.lengths.max_len]
-        if not long:
-            return made
         fitted = tuple(tuple(self.lengths.fit(segment) for segment in segments) for segments in made.segments)
         num_cut = sum(self.lengths.fit(segment).train_len == segment.train_len for segment in long)
         return replace(made, segments=fitted, num_skipped=len(long) - num_cut, num_cut=num_cut)
 
 
 class SegmentTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
-    """A ``Trainer`` whose batches are passes over segments, and whose checkpoints hold segments that wait."""
+    """A ``Trainer`` whose policy may be split over ranks, and whose checkpoints hold segments that wait."""
 
     accelerator: Accelerator
     control: TrainerControl
     source: RolloutSource
     overlap: Overlap
     learner: Learner
+    order: ReusedOrder
     plan: WindowPlan
     window_targets: WindowTargets | None
     report: StepReport
@@ -116,6 +92,7 @@ class SegmentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         super().__init__(model=model, args=args, **arguments)
         self._is_split = False
         self._even_gradients: EvenGradients | None = None
+        """What gives all ranks gradients of the same weights from every pass; None: they have them by themselves."""
 
     def split(self) -> None:
         """Split the policy over ranks before it is first used, where FSDP2 does. Errors: ``strategy-not-engaged``."""
@@ -130,9 +107,9 @@ class SegmentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         if self.args.deepspeed and not self.is_deepspeed_enabled:
             raise not_engaged("deepspeed")
 
-    def evened(self, loss: Tensor) -> Tensor:
-        """The loss of a forward pass; all ranks get gradients of the same weights from it."""
-        return loss if self._even_gradients is None else self._even_gradients.join(loss)
+    def _get_train_sampler(self, *_: object) -> ReusedOrder:
+        """The learner owns the order."""
+        return self.order
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None
@@ -149,21 +126,11 @@ class SegmentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         return self.model_wrapped, train_dataloader
 
-    def training_step(self, model: nn.Module, inputs: Passes, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """As transformers'; the loss is the sum of all passes, and only the last one may exchange gradients.
-
-        Errors: ``images-on-some-ranks``.
-        """
-        passes, losses = inputs["passes"], []
-        if self.args.deepspeed:
-            self._check_images([any(one.sample.images for one in batch.segments) for batch in passes])
-        for left, batch in zip(reversed(range(len(passes))), passes, strict=True):
-            with self._accumulating(model) if left else nullcontext():
-                losses.append(super().training_step(model, {"passes": (batch,)}, num_items_in_batch))
-        return torch.stack(losses).sum()
-
     def _accumulating(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Without an exchange of gradients; as in transformers' loop, not where every pass needs one (FSDP2)."""
+        """Around all passes of an optimizer step but the last: without an exchange of gradients.
+
+        As in transformers' loop, not where every pass needs one (FSDP2).
+        """
         if self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False):
             return nullcontext()
         waiting: AbstractContextManager[None] = self.accelerator.no_sync(model)
@@ -185,6 +152,13 @@ class SegmentTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         )
         remedy = "Set it to fsdp2 or ddp, give every batch an image, or use deepspeed_zero2 with a frozen vision tower."
         raise LaunchError(problem, code="images-on-some-ranks", key=KEY, remedy=remedy)
+
+    def close(self) -> None:
+        """Leave the servers, or stop the engine."""
+        if self.overlap.prefetch is not None:
+            self.overlap.prefetch.close()
+        self.source.template.preparation.close()
+        self.source.fence.backend.close()
 
     @property
     def _has_packer_state(self) -> bool:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.protocol import Objective, TrainingTargets
@@ -22,6 +23,7 @@ WORTH = ("reward", "f1")
 """Figures of an objective that say how good one completion is."""
 BUSY = ("target", "pack", "learn")
 """Phases in which the learner works; the others are sync and waiting."""
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,15 @@ class StepReport:
         if seconds:
             now = time.time()
             self.spans.append((name, now - seconds, now))
+
+    def timed(self, name: str, parts: Iterator[Part]) -> Iterator[Part]:
+        """The same parts; the time until each is there is added to a phase."""
+        while True:
+            with self.phase(name):
+                part = next(parts, None)
+            if part is None:
+                return
+            yield part
 
     def end_learning(self) -> None:
         """All that was no other phase since learning began was learning."""

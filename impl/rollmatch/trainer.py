@@ -8,6 +8,7 @@ rollouts (``get_batch_samples``), the loss is the objective's (``compute_loss``)
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,17 @@ from torch import Tensor, nn
 
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.data.order import check_order, split_evenly
-from rollmatch.evaluation import evaluate_policy, write_evaluation
+from rollmatch.evaluation import evaluate_policy, keep_evaluation
 from rollmatch.learn.batch import Passes
+from rollmatch.learn.deal import PassSize
 from rollmatch.learn.early import EarlyGradients
 from rollmatch.learn.head import Logits, Scoring, logprobs_of
 from rollmatch.learn.score import SegmentScorer
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import head_worth_avoiding
-from rollmatch.objectives.protocol import ObjectiveContext, Terms
+from rollmatch.objectives.protocol import ObjectiveContext, Terms, TrainingTargets
 from rollmatch.packer_state import WindowTargets
-from rollmatch.records import Sample
+from rollmatch.records import Rollout, Sample
 from rollmatch.rollout.overlap import Ahead
 from rollmatch.rollout.source import Overlap, RequestedWindow, RolloutPart, RolloutSource
 from rollmatch.segment_trainer import Learner, SegmentTrainer
@@ -96,15 +98,7 @@ class RolloutTrainer(SegmentTrainer):
 
     def rollout(self, window: Window, report: StepReport) -> Iterator[RolloutPart]:
         """Rollouts of the window: whole, or part by part where the step streams."""
-        return self._timed(self.overlap.rollout(list(self._requested(window, report.num_batches))), report)
-
-    def _timed(self, parts: Iterator[RolloutPart], report: StepReport) -> Iterator[RolloutPart]:
-        while True:
-            with report.phase("rollout"):
-                part = next(parts, None)
-            if part is None:
-                return
-            yield part
+        return report.timed("rollout", self.overlap.rollout(list(self._requested(window, report.num_batches))))
 
     def target(self, window: Window, rollouts: Iterable[RolloutPart], report: StepReport) -> Iterator[PartTargets]:
         """Turn rollouts into segments: parse, match, append | rewards and advantages | values of states."""
@@ -118,8 +112,7 @@ class RolloutTrainer(SegmentTrainer):
             with report.phase("target"):
                 asked = self.learner.objective.reuse.repeat(parts[part.index])
                 features = part.features or self.source.check_alignment(asked, part.rollouts)
-                context = self._context(report, features)
-                made = self.learner.make_targets(parts[part.index], part.rollouts, context)
+                made = self._make_targets(parts[part.index], part.rollouts, self._context(report, features))
             report.add_targets(made)
             if part.index == 0 and self.logged_completions and self.source.ranks.is_primary:
                 shown, text_of = part.rollouts[: self.logged_completions], self.source.template.vocabulary.text
@@ -150,7 +143,10 @@ class RolloutTrainer(SegmentTrainer):
             segments = self.window_targets.parts[window.part_of(report.step)]
             features_of = partial(self._features_of, known=self.window_targets.features)
             report.batches = self.learner.batcher.make(segments, features_of, num_batches=report.num_batches)
-            report.num_carried = self.learner.score_waiting(self._context(report, self.window_targets.features).score)
+            packer = self.learner.batcher.packer
+            if packer is not None and self.learner.scores_waiting:
+                self.learner.score_waiting(packer, self._context(report, self.window_targets.features).score)
+            report.num_carried = 0 if packer is None else packer.buffered
             self.source.journal.write("packed", **report.packed())
         supervisions = [batch.supervision for batch in report.batches]
         self.totals = self.learner.objective.total_of(supervisions, self.source.ranks.sum)
@@ -159,7 +155,10 @@ class RolloutTrainer(SegmentTrainer):
         return self.learner.batcher.as_inputs(report.batches)
 
     def training_step(self, model: nn.Module, inputs: Passes, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """As transformers'; a micro-batch whose step has no totals yet is learnt early."""
+        """As transformers', over a batch's passes: one, or all of a step whose passes follow from its segments.
+
+        Where the step has no totals yet, the pass is learnt early. Errors: ``images-on-some-ranks``.
+        """
         self.check()
         if self.streamed is not None:
             self.totals = self.streamed.totals
@@ -167,14 +166,22 @@ class RolloutTrainer(SegmentTrainer):
             with self.compute_loss_context_manager():
                 return self.streamed.learn_early(model, inputs["passes"][0], self.scoring)
         settled = self.streamed.settle() if self.streamed is not None else 0.0
-        return super().training_step(model, inputs, num_items_in_batch) + settled
+        passes, losses = inputs["passes"], []
+        if self.args.deepspeed:
+            self._check_images([any(one.sample.images for one in batch.segments) for batch in passes])
+        for left, batch in zip(reversed(range(len(passes))), passes, strict=True):  # the last one exchanges gradients
+            with self._accumulating(model) if left else nullcontext():
+                losses.append(super().training_step(model, {"passes": (batch,)}, num_items_in_batch))
+        return torch.stack(losses).sum() + settled
 
     def compute_loss(self, model: nn.Module, inputs: Passes, **_: object) -> Tensor:
         """The micro-batch's share of the step's loss, times the ranks that DDP will average over.
 
         transformers asks for the model's outputs in its own evaluation only, which ``evaluate`` replaces.
         """
-        batch = self.learner.with_reference(model, inputs["passes"][0], self.scoring)
+        (batch,) = inputs["passes"]
+        if self.learner.reference_in_batch:
+            batch = self.learner.with_reference(model, batch, self.scoring)
         terms: list[Terms] = []
 
         def score(logits: Logits) -> Tensor:
@@ -183,7 +190,8 @@ class RolloutTrainer(SegmentTrainer):
 
         total, _outputs = self.scoring(model, batch.inputs, score)
         self.report.add_terms(terms[-1].figures)
-        return self.evened(total * self.source.ranks.learner_world_size)
+        loss = total * self.source.ranks.learner_world_size
+        return loss if self._even_gradients is None else self._even_gradients.join(loss)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the step's figures to the line that holds the loss; the timeline follows it."""
@@ -210,9 +218,7 @@ class RolloutTrainer(SegmentTrainer):
         context = self._context(report, {}, purpose="eval")
         record, metrics = evaluate_policy(self.source, self.learner.objective, samples, context)
         metrics["seconds"] = time.perf_counter() - began
-        if self.source.ranks.is_primary:
-            file = write_evaluation(Path(self.args.output_dir), step=report.step, metrics=metrics, record=record)
-            self.source.journal.write("evaluated", step=report.step, file=file, metrics=metrics)
+        keep_evaluation(self.source, Path(self.args.output_dir), step=report.step, metrics=metrics, record=record)
         named = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(dict(named))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, named)
@@ -223,13 +229,6 @@ class RolloutTrainer(SegmentTrainer):
         """Raise what a call beside learning has failed with; several ranks do so where they meet."""
         if self.overlap.prefetch is not None and self.source.ranks.learner_world_size == 1:
             self.overlap.prefetch.check()
-
-    def close(self) -> None:
-        """Leave the servers, or stop the engine."""
-        if self.overlap.prefetch is not None:
-            self.overlap.prefetch.close()
-        self.source.template.preparation.close()
-        self.source.fence.backend.close()
 
     def _requested(self, window: Window, num_batches: int) -> Iterator[RequestedWindow]:
         """A window and the ``lead`` windows that follow, within the run; a place per rollout."""
@@ -255,7 +254,7 @@ class RolloutTrainer(SegmentTrainer):
         source.journal.write("asked_again", step=report.step, num_rollouts=len(rollouts))
         with report.phase("target"):
             features = source.check_alignment(samples, rollouts)
-            made = self.learner.make_targets(samples, rollouts, self._context(report, features))
+            made = self._make_targets(samples, rollouts, self._context(report, features))
             report.add_targets(made)
         for place, (segment,) in zip(old, made.segments, strict=True):
             waiting[place] = segment
@@ -266,12 +265,13 @@ class RolloutTrainer(SegmentTrainer):
     ) -> ObjectiveContext:
         """What the objective may use; ``features`` by sample id, missing ones are computed."""
         source, temperature = self.source, self.source.decoding.temperature or 1.0
+        num_rollouts = self.args.per_device_train_batch_size * self.learner.objective.reuse.num_rollouts
         score = SegmentScorer(
             model=self.model,
             reference=self.learner.reference,
             features_of=partial(self._features_of, known=features),
             logprobs=partial(logprobs_of, temperature=temperature, excluded_ids=source.template.banned_ids),
-            size=self.learner.pass_size(self.args.per_device_train_batch_size),
+            size=PassSize(segments=num_rollouts, tokens=self.learner.batcher.tokens_per_batch),
             check_images=self._check_images,
             ranks=source.ranks,
         )
@@ -284,12 +284,16 @@ class RolloutTrainer(SegmentTrainer):
             log=source.journal.write,
         )
 
+    def _make_targets(
+        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
+    ) -> TrainingTargets:
+        """The objective's, each segment fitted to the longest length. Errors: ``SegmentTooLong``."""
+        made, max_len = self.learner.objective.make_segments(samples, rollouts, context), self.learner.lengths.max_len
+        is_long = any(one.encoded_len > max_len for segments in made.segments for one in segments)
+        return self.learner.fitted(made) if is_long else made
+
     def _samples_of(self, indices: Sequence[int]) -> list[Sample]:
         return [self.train_dataset[index] for index in indices]
 
     def _features_of(self, sample: Sample, *, known: Mapping[int, ImageFeatures]) -> ImageFeatures:
         return known.get(sample.sample_id) or self.source.template.image_features(sample)
-
-    def _get_train_sampler(self, *_: object) -> ReusedOrder:
-        """The learner owns the order."""
-        return self.order
