@@ -16,7 +16,8 @@ from rollmatch.weights.digest import add_mixed_of_each, mixed_digests
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.group_store import GO
 from rollmatch.weights.nccl import BUCKET_BYTES, TAIL_BYTES, open_direct
-from rollmatch.weights.plan import TransferPlan, WeightTransfer, make_plan, spec_of, to_wire
+from rollmatch.weights.plan import WeightTransfer, make_plan, spec_of
+from rollmatch.weights.transfer_plan import TransferPlan, to_wire
 from rollmatch.weights.worker.merging import merge_named
 
 HOST, TIMEOUT_S, SECRET = "127.0.0.1", 30.0, "between these engines only"

@@ -36,7 +36,7 @@ from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.policy import load_policy
 from rollmatch.weights.digest import digests_of
 from rollmatch.weights.named_weights import named_weights
-from rollmatch.weights.stream import OutgoingWeights
+from rollmatch.weights.plan import OutgoingWeights
 
 TARGETS = {
     "every linear layer": r".*layers.*_proj",

@@ -16,7 +16,7 @@ from rollmatch.server.replica import EngineOutput, dead
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import assemble
 from rollmatch.weights.group_address import GroupAddress
-from rollmatch.weights.plan import TransferPlan, from_wire
+from rollmatch.weights.transfer_plan import TransferPlan, from_wire
 
 WORLD_SIZE = 2
 STOP = 410

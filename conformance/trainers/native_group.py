@@ -24,7 +24,7 @@ from rollmatch.server.payloads import (
 )
 from rollmatch.weights.digest import DIGEST_KINDS, GLOO
 from rollmatch.weights.group_address import GroupAddress
-from rollmatch.weights.plan import TransferPlan
+from rollmatch.weights.transfer_plan import TransferPlan
 from rollmatch.weights.worker.receiver import Receiver
 
 _Message = TypeVar("_Message", bound=BaseModel)

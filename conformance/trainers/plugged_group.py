@@ -7,7 +7,8 @@ from conformance.servers.broken.updates import LIMIT_S, RejectedUpdate, Transfer
 from rollmatch.errors import RollmatchError
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import GroupAddress
-from rollmatch.weights.plan import Spec, TransferPlan
+from rollmatch.weights.plan import Spec
+from rollmatch.weights.transfer_plan import TransferPlan
 from rollmatch.weights.worker.receiver import Receiver
 
 LEARNER = 0

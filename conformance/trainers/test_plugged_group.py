@@ -16,7 +16,7 @@ from rollmatch.dialects.vllm.sender import FINISH, JOIN, START, UPDATE
 from rollmatch.dialects.vllm.transports import GlooTransport
 from rollmatch.weights.gloo import BUCKET_BYTES
 from rollmatch.weights.group_address import GroupAddress
-from rollmatch.weights.stream import outgoing
+from rollmatch.weights.plan import outgoing
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import torch
 
 from conformance.refusals import refused
 from rollmatch.weights.digest import digest_of
-from rollmatch.weights.plan import Spec, TransferPlan
+from rollmatch.weights.plan import Spec
+from rollmatch.weights.transfer_plan import TransferPlan
 from rollmatch.weights.worker.receiver import Receiver
 
 

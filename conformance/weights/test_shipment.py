@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rollmatch.weights.digest import Buffer, digest_of, pieces_of
 from rollmatch.weights.gloo import MAX_IN_FLIGHT, Blocks, InFlight
-from rollmatch.weights.plan import WeightTransfer, make_plan, spec_of
-from rollmatch.weights.stream import OutgoingWeights
+from rollmatch.weights.plan import OutgoingWeights, WeightTransfer, make_plan, spec_of
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64])
 

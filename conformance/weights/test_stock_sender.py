@@ -14,7 +14,8 @@ from rollmatch.dialects.vllm.transports import PACKED, GlooTransport, NcclTransp
 from rollmatch.errors import RollmatchError
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import GroupAddress
-from rollmatch.weights.plan import Plan, Spec, TransferPlan
+from rollmatch.weights.plan import Plan, Spec
+from rollmatch.weights.transfer_plan import TransferPlan
 from rollmatch.weights.worker.receiver import Receiver
 
 ROUTES = (

@@ -6,7 +6,8 @@ import pytest
 
 from conformance.refusals import refused
 from rollmatch.weights.group_address import GroupAddress
-from rollmatch.weights.plan import MergePlan, Spec, TransferPlan, to_wire
+from rollmatch.weights.plan import Spec
+from rollmatch.weights.transfer_plan import MergePlan, TransferPlan, to_wire
 from rollmatch.weights.worker.extension import WorkerExtension
 from rollmatch.weights.worker.in_place import Served
 from rollmatch.weights.worker.stock_engine import GlooEngine, StockInitInfo

@@ -26,9 +26,8 @@ from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.members import PatientBackend
-from rollmatch.weights.named_weights import Adapter, NamedWeights
+from rollmatch.weights.named_weights import Adapter, ListedWeights, NamedWeights
 from rollmatch.weights.plan import Spec
-from rollmatch.weights.stream import ListedWeights
 
 LOG = logging.getLogger("rollmatch.sync")
 MAX_PUSHES = 3

@@ -22,8 +22,8 @@ from rollmatch.rollout.retry import CallRules, ServerRestarted, is_transient_in_
 from rollmatch.rollout.server_calls import ServerCalls
 from rollmatch.rollout.weight_sender import WeightSender
 from rollmatch.rollout.work_items import Chunk
-from rollmatch.weights.named_weights import Adapter
-from rollmatch.weights.stream import ListedWeights, OutgoingWeights
+from rollmatch.weights.named_weights import Adapter, ListedWeights
+from rollmatch.weights.plan import OutgoingWeights
 
 MAX_CALLS = 1024
 """Calls at the same time; a thread begins only where no other is free."""

@@ -7,7 +7,8 @@ from math import prod
 from rollmatch.errors import SyncError
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import AdapterPlan, AnnouncedMerge, SyncRequest, TensorSpec
-from rollmatch.weights.plan import FLOATS, Merge, MergePlan, Spec, TensorMismatch, TransferPlan
+from rollmatch.weights.plan import FLOATS, Merge, Spec, TensorMismatch
+from rollmatch.weights.transfer_plan import MergePlan, TransferPlan
 
 _SAME_MODEL = "Serve the model that is trained."
 

@@ -22,7 +22,7 @@ from rollmatch.server.identity import Model
 from rollmatch.server.payloads import AdapterPlan, TensorSpec
 from rollmatch.server.update import Update, agreed, check_aliases
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
-from rollmatch.weights.plan import MergePlan, TransferPlan, to_wire
+from rollmatch.weights.transfer_plan import MergePlan, TransferPlan, to_wire
 
 TRANSPORT = "stateless"
 

@@ -8,7 +8,7 @@ from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import WorkerFailure
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
-from rollmatch.weights.plan import to_wire
+from rollmatch.weights.transfer_plan import to_wire
 
 _SHORTEST_POLL_S, _LONGEST_POLL_S, _SHARE_OF_POLLS = 0.001, 0.05, 0.02
 _NEWS_S = 0.05

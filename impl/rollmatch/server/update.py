@@ -19,7 +19,7 @@ from rollmatch.server.failures import WorkerDead
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import SyncAgain, SyncRequest
 from rollmatch.weights.digest import DIRECT, DigestMismatch
-from rollmatch.weights.plan import to_wire
+from rollmatch.weights.transfer_plan import to_wire
 
 _WAIT_S = 0.25
 """How long a worker may wait before it looks for other requests."""

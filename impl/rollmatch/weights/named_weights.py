@@ -6,10 +6,10 @@ servers these go to rank 0 alone.
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -50,6 +50,17 @@ class Adapter:
     """One per merged weight."""
     merged: Iterable[Tensor]
     """[len(merges)] the learner's own merge, each made when its turn comes; the policy must not change before."""
+
+
+@runtime_checkable
+class ListedWeights(Protocol):
+    """Weights that can be listed before they are made."""
+
+    def specs(self) -> Sequence[Spec] | None:
+        """In the order in which they come; None where none has to be made, or they cannot be listed."""
+
+    def gather_in(self, types: Mapping[str, torch.dtype]) -> None:
+        """Types in which the next iteration may make weights of these names; it is not an error if it does not."""
 
 
 class NamedWeights:

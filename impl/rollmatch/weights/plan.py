@@ -1,15 +1,15 @@
 """What a sync transfers: which tensors, in which order, cut into which buckets; checked before the first byte.
 
-A plan is made once and used as long as the learner's tensors and the servers stay the same. ``TransferPlan`` and
-``MergePlan`` are the contract between a server and its workers.
+A plan is made once and used as long as the learner's tensors and the servers stay the same. Weights are listed first
+(``OutgoingWeights``) and may be gathered and merged while they are sent: a rank holds what is under way, never the
+whole model.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, overload
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -35,7 +35,6 @@ DTYPES = {
     )
 }
 """Types that weights may have, by the names that torch writes after ``torch.``"""
-_Message = TypeVar("_Message")
 _SAME_MODEL = "Serve the model that is trained."
 
 
@@ -128,54 +127,6 @@ class WeightTransfer:
         return bool(self.merges)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferPlan:
-    """What a worker is to receive. Made by the server, read by ``worker.receiver``."""
-
-    tensors: tuple[Spec, ...]
-    buckets: tuple[int, ...]
-    """Number of tensors of each broadcast."""
-    sync_id: str | None = None
-    """None: the group has no hand-shake (swift, trl, stock vLLM)."""
-    digests: tuple[str, ...] | None = None
-    """[len(tensors)] in hexadecimal, where the learner announced them."""
-    digests_follow: bool = False
-    """Whether the digests come in the group, after the last bucket."""
-    may_repeat: bool = False
-    """Whether a later sync may name this plan by its ``sync_id``."""
-    merge: "MergePlan | None" = None
-    """What an adapter is merged by as soon as it has arrived; then the digests of the learner's merge follow."""
-    aliases: tuple[str, ...] = ()
-    """Names of tied tensors, which have no memory of their own in the model."""
-    in_place: bool = False
-    """Whether tensors go straight into the model, not beside it until they are loaded."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergePlan:
-    """How a worker merges an adapter that it has received."""
-
-    merges: tuple[Merge, ...]
-    merged_digests: Mapping[str, str] | None = None
-    """Digests that the merged weights must have, by weight, where the learner announced them."""
-    model: tuple[Spec, ...]
-    """All tensors of the served model."""
-
-
-def to_wire(message: object) -> bytes:
-    """A plan or an address, as it passes through vLLM's rpc."""
-    return msgspec.msgpack.encode(message)
-
-
-def from_wire(raw: bytes, kind: type[_Message]) -> _Message:
-    """The same on the other side, with every field's type checked. Errors: ``msgspec.ValidationError``.
-
-    >>> from_wire(to_wire(TransferPlan(tensors=(Spec("a", "int8", (2,)),), buckets=(1,))), TransferPlan).tensors
-    (Spec(name='a', dtype='int8', shape=(2,)),)
-    """
-    return msgspec.msgpack.decode(raw, type=kind)
-
-
 def make_plan(specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0, in_order: bool = False) -> Plan:
     """Tensors grouped by dtype (in order of first appearance), cut wherever a bucket would pass ``bucket_bytes``.
 
@@ -258,3 +209,85 @@ def _fit_one(spec: Spec, held: Spec | None, server: str) -> Spec:
 def spec_of(name: str, tensor: Tensor) -> Spec:
     """A tensor's name, type and shape."""
     return Spec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
+class TensorStream(Sequence[Tensor]):
+    """Tensors by index, each made when it is requested: once, in order, and not kept.
+
+    >>> stream = TensorStream(iter([torch.zeros(1), torch.ones(1), torch.ones(2)]), 3)
+    >>> len(stream), stream[0].tolist(), [len(each) for each in stream[1:3]]
+    (3, [0.0], [1, 2])
+    """
+
+    def __init__(self, tensors: Iterator[Tensor], size: int) -> None:
+        self._tensors, self._size, self._next = tensors, size, 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(self._size))]
+        if index >= self._size:
+            raise IndexError(index)
+        assert index == self._next, f"tensor {index} is requested, {self._next} is next"
+        self._next += 1
+        return next(self._tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingWeights:
+    """Weights that are to be sent, listed before the first one is made."""
+
+    specs: tuple[Spec, ...]
+    weights: Iterable[tuple[str, Tensor]]
+    """(name, tensor), as ``specs`` lists them."""
+    is_held: bool = False
+    """Whether all are in memory already, so that they may be sent in any order."""
+    gather_in: Callable[[Mapping[str, torch.dtype]], None] | None = None
+    """Takes the types in which tensors travel, by name, before ranks gather the first one; None where they do not."""
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether ranks gather them while they are sent, which is possible once."""
+        return self.gather_in is not None
+
+    @classmethod
+    def of(cls, weights: "OutgoingWeights | Iterable[tuple[str, Tensor]]") -> "OutgoingWeights":
+        """Weights that are not listed are all made now.
+
+        >>> made = OutgoingWeights.of({"a": torch.zeros(2)}.items())
+        >>> made.specs, made.is_held
+        ((Spec(name='a', dtype='float32', shape=(2,)),), True)
+        """
+        if isinstance(weights, OutgoingWeights):
+            return weights
+        named = tuple(weights)
+        return cls(specs=tuple(spec_of(*pair) for pair in named), weights=named, is_held=True)
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self.weights)
+
+    def plan(self, specs: Sequence[Spec], *, bucket_bytes: int, tail_bytes: int = 0) -> Plan:
+        """``make_plan`` of ``specs``, which are these with the types of the servers."""
+        return make_plan(specs, bucket_bytes=bucket_bytes, tail_bytes=tail_bytes, in_order=not self.is_held)
+
+    def transfer(self, plan: Plan) -> WeightTransfer:
+        """One sync of these weights; tensors that are not in memory are made as they are sent."""
+        passing = (tensor for _, tensor in self.weights)
+        if self.gather_in is not None:
+            self.gather_in({spec.name: DTYPES[spec.dtype] for spec in plan.specs})
+        if not self.is_held:
+            return WeightTransfer(plan=plan, tensors=TensorStream(passing, len(plan.specs)))
+        held = tuple(passing)
+        return WeightTransfer(plan=plan, tensors=tuple(held[index] for index in plan.order))
+
+
+def outgoing(weights: OutgoingWeights | Iterable[tuple[str, Tensor]], *, bucket_bytes: int) -> WeightTransfer:
+    """What is sent to servers that do not list their tensors; types stay."""
+    named = OutgoingWeights.of(weights)
+    return named.transfer(named.plan(named.specs, bucket_bytes=bucket_bytes))

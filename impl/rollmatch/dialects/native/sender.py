@@ -32,8 +32,7 @@ from rollmatch.weights.digest import DigestMismatch, check_digests
 from rollmatch.weights.group_address import TransferFailed
 from rollmatch.weights.group_store import DROP, GO
 from rollmatch.weights.named_weights import Adapter
-from rollmatch.weights.plan import Merge, Plan, Spec, WeightTransfer, fit
-from rollmatch.weights.stream import OutgoingWeights
+from rollmatch.weights.plan import Merge, OutgoingWeights, Plan, Spec, WeightTransfer, fit
 
 SYNC, AGAIN = "/native/sync", "/native/sync/again"
 COMMIT, DROP_STAGED = "/native/sync/commit", "/native/sync/drop"

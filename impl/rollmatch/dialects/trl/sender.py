@@ -21,9 +21,8 @@ from rollmatch.weights.digest import Buffer, bytes_of
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.nccl import device_of
-from rollmatch.weights.plan import Spec, spec_of
+from rollmatch.weights.plan import Spec, outgoing, spec_of
 from rollmatch.weights.stateless import StatelessGroup
-from rollmatch.weights.stream import outgoing
 
 BUCKET_BYTES = 512 * 2**20
 """ms-swift's own."""

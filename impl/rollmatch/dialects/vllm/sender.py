@@ -22,8 +22,7 @@ from rollmatch.weights.gloo import BUCKET_BYTES
 from rollmatch.weights.group_address import GroupAddress, not_joined, own_address
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.nccl import device_of
-from rollmatch.weights.plan import Plan, Spec, WeightTransfer
-from rollmatch.weights.stream import outgoing
+from rollmatch.weights.plan import Plan, Spec, WeightTransfer, outgoing
 
 SECRET_BYTES = 32
 PAUSE, RESUME, CLOSE = "/pause", "/resume", "/shutdown_weight_transfer_engine"

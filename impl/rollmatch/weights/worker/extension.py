@@ -1,7 +1,7 @@
 """The methods that vLLM's worker class gets (``worker_extension_cls``) and the server calls by ``collective_rpc``.
 
 Importing this module makes vLLM's model one that weights can be loaded into again, before it is built. Plans arrive as
-bytes (``plan.from_wire``). Every method returns plain values; an expected error is returned under ``failure``, because
+bytes (``transfer_plan``). Every method returns plain values; an expected error is returned under ``failure``, because
 an exception would reach the server without its code.
 """
 
@@ -18,7 +18,7 @@ from torch import nn
 from rollmatch.errors import RollmatchError
 from rollmatch.weights.digest import DIRECT
 from rollmatch.weights.group_address import GroupAddress
-from rollmatch.weights.plan import MergePlan, TransferPlan, from_wire
+from rollmatch.weights.transfer_plan import MergePlan, TransferPlan, from_wire
 from rollmatch.weights.worker.in_place import InPlaceReceiver, Served
 from rollmatch.weights.worker.loading import keep_weights_loadable
 from rollmatch.weights.worker.merging import FrozenWeights, merge_received

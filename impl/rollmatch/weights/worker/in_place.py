@@ -15,7 +15,8 @@ from rollmatch.errors import SyncError
 from rollmatch.weights.digest import add_mixed, add_mixed_in, bytes_of, mixed_digests
 from rollmatch.weights.group_address import GroupAddress, bind
 from rollmatch.weights.nccl import MERGE_LIMIT_S, DirectGroup, failing, open_direct
-from rollmatch.weights.plan import MergePlan, Spec, TransferPlan
+from rollmatch.weights.plan import Spec
+from rollmatch.weights.transfer_plan import MergePlan, TransferPlan
 from rollmatch.weights.worker.merging import FrozenWeights, check_merged, merge_in_place
 from rollmatch.weights.worker.receiver import Received, Receiver, SyncDropped, check_announced, wait_go
 from rollmatch.weights.worker.weight_layout import (

@@ -16,7 +16,8 @@ from torch import Tensor
 from rollmatch.errors import SyncError
 from rollmatch.model.merge import AdaptedWeight, LoraFactors, check_fit, merge_by_kernel, merge_weight, merges_by_kernel
 from rollmatch.weights.digest import DigestMismatch, add_mixed, bytes_of, digest_of
-from rollmatch.weights.plan import Merge, MergePlan
+from rollmatch.weights.plan import Merge
+from rollmatch.weights.transfer_plan import MergePlan
 from rollmatch.weights.worker.receiver import Received, Receiver
 from rollmatch.weights.worker.weight_layout import WeightLayout, write_tensors
 

@@ -15,8 +15,9 @@ from rollmatch.weights.gloo import Blocks, Completion, GlooGroup, InFlight
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, bind
 from rollmatch.weights.group_store import GO, GroupStore
 from rollmatch.weights.nccl import DirectGroup
-from rollmatch.weights.plan import Spec, TransferPlan
+from rollmatch.weights.plan import Spec
 from rollmatch.weights.stateless import StatelessGroup
+from rollmatch.weights.transfer_plan import TransferPlan
 
 STATELESS = "stateless"
 TRANSPORTS = (GLOO, DIRECT, STATELESS)

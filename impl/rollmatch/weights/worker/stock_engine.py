@@ -16,7 +16,8 @@ from vllm.distributed.weight_transfer.base import (
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.gloo import CHAIN_PROTOCOL, GlooGroup
 from rollmatch.weights.group_address import GroupAddress
-from rollmatch.weights.plan import Spec, TransferPlan
+from rollmatch.weights.plan import Spec
+from rollmatch.weights.transfer_plan import TransferPlan
 from rollmatch.weights.worker.loading import has_plain_weights
 from rollmatch.weights.worker.plugin import RL_ROUTES
 from rollmatch.weights.worker.receiver import NothingReceived, Receiver
