@@ -6,6 +6,8 @@ import pytest
 
 from conformance.server.stand_in import refusal
 from conformance.server.test_server_updates import FAILURE, OPEN, calls_of, first_of, full_sync, generate
+from rollmatch.dialects.native.in_place import InPlaceUpdate
+from rollmatch.dialects.native.sync_routes import Update
 from rollmatch.server.engine_pool import WRITING
 
 DIRECT = OPEN | {"transport": "direct"}
@@ -108,6 +110,7 @@ def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):
     from rollmatch.server.payloads import SyncRequest
 
     parts, may_end = stand_in[0], asyncio.Event()
+    update = Update(parts)
     settle = parts.communicator.settle
 
     async def wait(**keywords):
@@ -120,14 +123,14 @@ def test_a_caller_that_hangs_up_does_not_end_an_update(stand_in):
         address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3, timeout_s=5, join_timeout_s=5)
         await parts.communicator.open("me", address, transport="direct")
         parts.communicator.settle = wait
-        call = asyncio.create_task(parts.update.write_in_place(SyncRequest(**full_sync(parts))))
+        call = asyncio.create_task(InPlaceUpdate(update).write(SyncRequest(**full_sync(parts))))
         while parts.pool.state != WRITING:
             await asyncio.sleep(0)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         may_end.set()
-        while parts.update.is_busy:
+        while update.is_busy:
             await asyncio.sleep(0)
 
     asyncio.run(hang_up())

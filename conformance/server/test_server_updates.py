@@ -6,10 +6,11 @@ import time
 import pytest
 
 from conformance.server.stand_in import make_stand_in, refusal
+from rollmatch.dialects.native.sync_routes import Update
 from rollmatch.dialects.trl.control_routes import FlatTensor, check_places
 from rollmatch.server.announced import AnnouncementInvalid
+from rollmatch.server.communicator import UpdateRefused
 from rollmatch.server.payloads import SyncRequest
-from rollmatch.server.update import UpdateRefused
 from rollmatch.weights.group_address import GroupAddress
 
 FAILURE = {"code": "transfer-failed", "key": "broadcast", "problem": "peer is gone", "remedy": "again", "status": 409}
@@ -220,20 +221,21 @@ def test_a_group_port_in_use_leaves_nobody_attached(stand_in, post):
 
 def test_drop_ends_an_update_that_is_on_its_way(stand_in):
     parts, _ = stand_in
+    update = Update(parts)
 
     async def run():
         address = GroupAddress(host="127.0.0.1", port=1, rank=0, world_size=3, timeout_s=5, join_timeout_s=5)
         await parts.communicator.open("me", address, transport="gloo")
         for replica in parts.pool.replicas:
             replica.answers["rollmatch_poll"] = {"state": "busy", "share": 0.5}
-        sync = asyncio.create_task(parts.update.stage(SyncRequest.model_validate(full_sync(parts))))
+        sync = asyncio.create_task(update.stage(SyncRequest.model_validate(full_sync(parts))))
         await asyncio.sleep(0.05)
-        assert await parts.update.drop()
+        assert await update.drop()
         for replica in parts.pool.replicas:
             replica.answers.clear()
         with pytest.raises(UpdateRefused):
             await sync
-        assert not await parts.update.drop()
+        assert not await update.drop()
 
     asyncio.run(run())
 

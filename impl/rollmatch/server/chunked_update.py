@@ -16,11 +16,10 @@ from rollmatch.server.announced import (
     merge_plan_of,
     specs_of,
 )
-from rollmatch.server.communicator import ANONYMOUS, Communicator
+from rollmatch.server.communicator import ANONYMOUS, Communicator, agreed, check_aliases
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import AdapterPlan, TensorSpec
-from rollmatch.server.update import Update, agreed, check_aliases
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
 from rollmatch.weights.transfer_plan import MergePlan, TransferPlan, to_wire
 
@@ -30,10 +29,9 @@ TRANSPORT = "stateless"
 class ChunkedUpdate:
     """What these dialects' control calls do."""
 
-    def __init__(self, pool: EnginePool, communicator: Communicator, update: Update, model: Model) -> None:
+    def __init__(self, pool: EnginePool, communicator: Communicator, model: Model) -> None:
         self.pool = pool
         self.communicator = communicator
-        self.update = update
         self.model = model
         self._names: set[str] = set()
         self._num_announced = 0
@@ -142,5 +140,5 @@ class ChunkedUpdate:
         else:
             replies = await self.pool.call_all("rollmatch_merge", to_wire(self._adapter))
             agreed([reply["digests"] for reply in replies])
-        await self.update.swap(self.pool.policy_version + 1)
+        await self.communicator.swap(self.pool.policy_version + 1)
         self._names, self._adapter = set(), None

@@ -1,12 +1,16 @@
-"""The group that transfers weights, as the server sees it: one learner at a time."""
+"""The group that transfers weights, as the server sees it: one learner at a time, and one version at a time."""
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.server.engine_pool import EnginePool
-from rollmatch.server.failures import WorkerFailure
+from rollmatch.server.announced import AnnouncementInvalid
+from rollmatch.server.engine_pool import BROKEN, SERVING, EnginePool
+from rollmatch.server.failures import WorkerDead, WorkerFailure
+from rollmatch.server.identity import Model
+from rollmatch.weights.digest import DigestMismatch
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
 from rollmatch.weights.transfer_plan import to_wire
 
@@ -26,6 +30,16 @@ class CommunicatorRefused(SyncError):
     code = "communicator-missing"
 
 
+class UpdateRefused(SyncError):
+    """One update at a time, each with a newer version; what is committed was staged.
+
+    ``code``: ``update-in-progress``, ``version-not-newer``, ``nothing-staged``, ``announcement-unknown``,
+    ``sync-dropped`` or ``weights-broken``.
+    """
+
+    code = "update-refused"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
     """Who is attached, and how."""
@@ -36,11 +50,13 @@ class Attached:
 
 
 class Communicator:
-    """Opens, watches and closes the group on all workers."""
+    """Opens, watches and closes the group on all workers, and commits what has arrived."""
 
-    def __init__(self, pool: EnginePool, *, num_workers: int) -> None:
+    def __init__(self, pool: EnginePool, model: Model, *, num_workers: int, drain_s: float) -> None:
         self.pool = pool
+        self.model = model
         self.num_workers = num_workers
+        self.drain_s = drain_s
         self.attached: Attached | None = None
         self._change = asyncio.Lock()
         """Workers hear of a group's end before they hear of the next one."""
@@ -121,6 +137,26 @@ class Communicator:
                 await self.close()
             raise
 
+    async def swap(self, version: int) -> int:
+        """Load what the workers hold, while nothing is generated. Returns the number of restarted requests."""
+        async with self.pool.quiet(drain_s=self.drain_s) as num_restarted:
+            try:
+                await self.pool.call_all("rollmatch_load", sorted(self.model.aliases))
+                await self.forget_old()
+            except WorkerDead:
+                raise
+            except RollmatchError:
+                self.pool.state = BROKEN
+                raise
+            self.pool.policy_version, self.pool.state = version, SERVING
+            return num_restarted
+
+    async def forget_old(self) -> None:
+        """Empty caches of the old weights. Errors: ``UpdateRefused``."""
+        if not await self.pool.reset_caches():
+            problem = "the engine would not give up caches of the old weights"
+            raise UpdateRefused(problem, key="caches", remedy="Run a full sync.", code="weights-broken")
+
     async def close(self, *, only: Attached | None = None) -> bool:
         """Leave the group on all workers; whether there was one. ``only``: leave no group that came after it."""
         if only is not None and self.attached is not only:
@@ -148,3 +184,22 @@ def _pause_s(waited_s: float, share: float) -> float:
     """
     left_s = waited_s * (1 - share) / share if share else waited_s
     return min(max(_SHORTEST_POLL_S, min(waited_s * _SHARE_OF_POLLS, left_s / 2)), _LONGEST_POLL_S)
+
+
+def agreed(digests: Sequence[dict[str, str]]) -> dict[str, str]:
+    """The digests, equal on all workers. Errors: ``DigestMismatch``."""
+    first = digests[0]
+    for other in digests[1:]:
+        for name, digest in first.items():
+            if other.get(name) != digest:
+                problem = f"workers hold {digest} and {other.get(name)}"
+                raise DigestMismatch(problem, key=name, remedy="Sync again.")
+    return first
+
+
+def check_aliases(digests: Mapping[str, str], model: Model) -> None:
+    """A tied tensor that is sent, too, equals the one it is tied to. Errors: ``AnnouncementInvalid``."""
+    for alias, target in model.aliases.items():
+        if alias in digests and digests[alias] != digests.get(target):
+            problem, remedy = f"is tied to {target} here, but arrived with other bytes", "Untie them in config.json."
+            raise AnnouncementInvalid(problem, key=alias, remedy=remedy, code="digest-mismatch")

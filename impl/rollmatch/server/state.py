@@ -15,7 +15,6 @@ from rollmatch.server.metrics import Metrics
 from rollmatch.server.prompts import PromptMaker
 from rollmatch.server.replica import EngineOutput
 from rollmatch.server.settings import ServerSettings
-from rollmatch.server.update import Update
 
 VERSION_HEADER = "x-policy-version"
 
@@ -29,7 +28,6 @@ class ServerState:
     prompts: PromptMaker
     pool: EnginePool
     communicator: Communicator
-    update: Update
     chunked: ChunkedUpdate
     generator: ResponseGenerator
     metrics: Metrics
@@ -45,16 +43,14 @@ class ServerState:
 
 def assemble(settings: ServerSettings, *, model: Model, prompts: PromptMaker, pool: EnginePool) -> ServerState:
     """The server of a server, ready for ``make_app``."""
-    communicator = Communicator(pool, num_workers=settings.world_size)
-    update = Update(pool, communicator, model, drain_s=settings.drain_s)
+    communicator = Communicator(pool, model, num_workers=settings.world_size, drain_s=settings.drain_s)
     return ServerState(
         settings=settings,
         model=model,
         prompts=prompts,
         pool=pool,
         communicator=communicator,
-        update=update,
-        chunked=ChunkedUpdate(pool, communicator, update, model),
+        chunked=ChunkedUpdate(pool, communicator, model),
         generator=ResponseGenerator(pool, prompts, max_model_len=settings.max_model_len),
         metrics=Metrics(pool, communicator),
     )

@@ -1,4 +1,4 @@
-"""The native dialect's routes."""
+"""The native dialect's routes; those of syncs are in ``sync_routes``."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -6,6 +6,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rollmatch.dialects.http import CALL_HEADER
+from rollmatch.dialects.native.in_place import InPlaceUpdate
+from rollmatch.dialects.native.sync_routes import Update, sync_routes
 from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import (
@@ -13,14 +15,9 @@ from rollmatch.server.payloads import (
     CommunicatorRequest,
     Identity,
     InferBatch,
-    SyncAgain,
-    SyncChoice,
-    SyncReply,
-    SyncRequest,
 )
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import ServerState
-from rollmatch.server.update import Committed, Staged
 from rollmatch.weights.digest import DIGEST_KINDS, DIRECT, GLOO
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
 
@@ -29,11 +26,12 @@ _LONGEST_CALL_ID = 64
 
 def native_routes(server: ServerState) -> APIRouter:
     """All routes below ``/native/``."""
-    router = APIRouter(prefix="/native", tags=["native"])
+    router, everything, update = APIRouter(prefix="/native", tags=["native"]), APIRouter(), Update(server)
     _add_generation(router, server)
-    _add_communicator(router, server)
-    _add_sync(router, server)
-    return router
+    _add_communicator(router, server, update)
+    everything.include_router(router)
+    everything.include_router(sync_routes(server, update, InPlaceUpdate(update).write))
+    return everything
 
 
 def identity_of(server: ServerState) -> Identity:
@@ -79,12 +77,12 @@ def _add_generation(router: APIRouter, server: ServerState) -> None:
         return reply if isinstance(reply, Response) else answer(request, reply)
 
 
-def _add_communicator(router: APIRouter, server: ServerState) -> None:
+def _add_communicator(router: APIRouter, server: ServerState, update: Update) -> None:
     @router.post("/communicator/")
     @accepts(CommunicatorRequest)
     async def communicator(request: Request) -> Response:
         body = await read_body(request, CommunicatorRequest)
-        ranks = await unless_gone(request, _join(server, body))
+        ranks = await unless_gone(request, _join(server, update, body))
         return ranks if isinstance(ranks, Response) else answer(request, {"ranks": ranks, "transport": body.transport})
 
     @router.post("/communicator/close/")
@@ -93,10 +91,10 @@ def _add_communicator(router: APIRouter, server: ServerState) -> None:
         body = await read_body(request, CommunicatorClose)
         if server.communicator.attached is not None and not body.force:
             server.communicator.check_attached(body.client)
-        return answer(request, {"closed": await server.update.close()})
+        return answer(request, {"closed": await update.close()})
 
 
-async def _join(server: ServerState, body: CommunicatorRequest) -> list[int]:
+async def _join(server: ServerState, update: Update, body: CommunicatorRequest) -> list[int]:
     """Errors: those of ``Communicator.join``."""
     known = transports_of(server.settings)
     if body.transport not in known:
@@ -104,7 +102,7 @@ async def _join(server: ServerState, body: CommunicatorRequest) -> list[int]:
         raise GroupAddressInvalid(problem, key="transport", remedy=remedy, code="transport-unknown")
     attached = server.communicator.attached
     if body.replace and attached is not None and attached.client == body.client:
-        await server.update.close()
+        await update.close()
     address = GroupAddress(
         host=body.host,
         port=body.port,
@@ -115,68 +113,6 @@ async def _join(server: ServerState, body: CommunicatorRequest) -> list[int]:
         join_timeout_s=body.join_timeout_s,
     )
     return await server.communicator.join(body.client, address, transport=body.transport)
-
-
-def _add_sync(router: APIRouter, server: ServerState) -> None:
-    update, communicator = server.update, server.communicator
-
-    @router.post("/sync/")
-    @accepts(SyncRequest)
-    async def sync(request: Request) -> Response:
-        return await _sync(server, request, await read_body(request, SyncRequest))
-
-    @router.post("/sync/again/")
-    @accepts(SyncAgain)
-    async def again(request: Request) -> Response:
-        body = await read_body(request, SyncAgain)
-        communicator.check_attached(body.client)
-        return await _sync(server, request, update.request_like(body))
-
-    @router.post("/sync/commit/")
-    @accepts(SyncChoice)
-    async def commit(request: Request) -> Response:
-        choice = await read_body(request, SyncChoice)
-        communicator.check_attached(choice.client)
-        return answer(request, _commit_reply(server, await update.commit(choice.sync_id)))
-
-    @router.post("/sync/drop/")
-    @accepts(SyncChoice)
-    async def drop(request: Request) -> Response:
-        choice = await read_body(request, SyncChoice)
-        communicator.check_attached(choice.client)
-        return answer(request, {"dropped": await update.drop()})
-
-
-async def _sync(server: ServerState, request: Request, body: SyncRequest) -> Response:
-    """Receive, and commit where the request says so."""
-    update, attached = server.update, server.communicator.attached
-    # GPUs that hold parts of a model must not wait for each other's data and for the learner's at the same time.
-    stages = not body.commit and body.adapter is None and server.settings.tensor_parallel_size == 1
-    if attached is not None and attached.transport == DIRECT and not stages:
-        written = await unless_gone(request, update.write_in_place(body))
-        return written if isinstance(written, Response) else answer(request, _commit_reply(server, written))
-    staged = await unless_gone(request, update.stage(body))
-    if isinstance(staged, Response):
-        return staged
-    if not body.commit:
-        return answer(request, _sync_reply(server, staged))
-    return answer(request, _commit_reply(server, await update.commit(body.sync_id)))
-
-
-def _sync_reply(server: ServerState, staged: Staged) -> SyncReply:
-    return SyncReply(
-        instance=server.instance,
-        policy_version=server.pool.policy_version,
-        committed=False,
-        digests=staged.digests,
-        merged_digests=staged.merged_digests,
-        receive_s=staged.receive_s,
-    )
-
-
-def _commit_reply(server: ServerState, committed: Committed) -> SyncReply:
-    committed_fields = {"committed": True, "commit_s": committed.commit_s, "restarted": committed.num_restarted}
-    return _sync_reply(server, committed.staged).model_copy(update=committed_fields)
 
 
 def _vllm_version() -> str:

@@ -1,45 +1,30 @@
-"""Updates of the native dialect: announced at once, then staged beside generation or written in place, as one version.
+"""Weight syncs of the native dialect, as a server answers them: announced at once, received as one version.
 
-Staged weights (gloo) are committed later or in the same call; generation pauses for the commit only. Weights in place
-(direct) overwrite the served ones, so nothing is generated from the first byte to the commit.
+Staged weights (gloo) are received beside generation, and committed later or in the same call; generation pauses for the
+commit only. Weights in place (direct) are written as ``in_place`` says.
 """
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollmatch.errors import RollmatchError, SyncError
-from rollmatch.server.announced import AnnouncementInvalid, check_sync, may_repeat, merge_plan_of, plan_of
-from rollmatch.server.communicator import Attached, Communicator
-from rollmatch.server.engine_pool import BROKEN, SERVING, UPDATING, WRITING, EnginePool
-from rollmatch.server.failures import WorkerDead
-from rollmatch.server.identity import Model
-from rollmatch.server.payloads import SyncAgain, SyncRequest
-from rollmatch.weights.digest import DIRECT, DigestMismatch
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from rollmatch.errors import RollmatchError
+from rollmatch.server.announced import check_sync, may_repeat, merge_plan_of, plan_of
+from rollmatch.server.communicator import Attached, UpdateRefused, agreed, check_aliases
+from rollmatch.server.http import answer, read_body, unless_gone
+from rollmatch.server.openapi import accepts
+from rollmatch.server.payloads import SyncAgain, SyncChoice, SyncReply, SyncRequest
+from rollmatch.server.state import ServerState
+from rollmatch.weights.digest import DIRECT
 from rollmatch.weights.transfer_plan import to_wire
 
 _WAIT_S = 0.25
 """How long a worker may wait before it looks for other requests."""
-
-
-class StagingRefused(SyncError):
-    """What is written in place is committed in the same call."""
-
-    code = "in-place-not-staged"
-    status = 400
-
-
-class UpdateRefused(SyncError):
-    """One update at a time, each with a newer version; what is committed was staged.
-
-    ``code``: ``update-in-progress``, ``version-not-newer``, ``nothing-staged``, ``announcement-unknown``,
-    ``sync-dropped`` or ``weights-broken``.
-    """
-
-    code = "update-refused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +48,10 @@ class Committed:
 
 
 class Update:
-    """Stages, commits and drops; one update at a time over all dialects."""
+    """Receives, stages, commits and drops; one update at a time."""
 
-    def __init__(self, pool: EnginePool, communicator: Communicator, model: Model, *, drain_s: float) -> None:
-        self.pool = pool
-        self.communicator = communicator
-        self.model = model
-        self.drain_s = drain_s
+    def __init__(self, server: ServerState) -> None:
+        self.pool, self.communicator, self.model = server.pool, server.communicator, server.model
         self.staged: Staged | None = None
         self.is_busy = False
         self._known: tuple[Attached | None, SyncRequest] | None = None
@@ -81,11 +63,11 @@ class Update:
 
         Errors: ``UpdateRefused``, those of ``announced`` and of the workers.
         """
-        attached = self._begin(request)
+        attached = self.begin(request)
         try:
-            self.staged = await self._receive(request)
+            self.staged = await self.receive(request)
         except asyncio.CancelledError:  # the learner hung up: its group is of no more use
-            self._run_on(self.communicator.close(only=attached))
+            self.run_on(self.communicator.close(only=attached))
             raise
         except RollmatchError:
             if self.communicator.attached is attached:
@@ -94,24 +76,6 @@ class Update:
         finally:
             self.is_busy = False
         return self.staged
-
-    async def write_in_place(self, request: SyncRequest) -> Committed:
-        """Receive, verify, serve; completes even if the caller hangs up, whose group is closed then.
-
-        Errors: ``StagingRefused``, as ``stage``; afterwards the old weights serve if none was touched, else none do.
-        """
-        self.communicator.check_attached(request.client)
-        if not request.commit:
-            problem = "adapters, and weights of GPUs that hold parts of a model, are written in place"
-            remedy = "Announce with commit: true (sync.stage: false), or use transport gloo."
-            raise StagingRefused(problem, key="commit", remedy=remedy)
-        attached = self._begin(request)
-        task = self._run_on(self._write(request))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self._run_on(self._leave(attached, task))
-            raise
 
     def request_like(self, again: SyncAgain) -> SyncRequest:
         """The whole request that ``again`` stands for. Errors: ``UpdateRefused``."""
@@ -133,22 +97,8 @@ class Update:
             raise UpdateRefused(problem, key="sync_id", remedy="Sync again.", code="nothing-staged")
         self.staged = None
         began = time.perf_counter()
-        num_restarted = await asyncio.shield(self._run_on(self.swap(staged.version)))
+        num_restarted = await asyncio.shield(self.run_on(self.communicator.swap(staged.version)))
         return Committed(staged=staged, commit_s=time.perf_counter() - began, num_restarted=num_restarted)
-
-    async def swap(self, version: int) -> int:
-        """Load what the workers hold, while nothing is generated. Returns the number of restarted requests."""
-        async with self.pool.quiet(drain_s=self.drain_s) as num_restarted:
-            try:
-                await self.pool.call_all("rollmatch_load", sorted(self.model.aliases))
-                await self._forget_old()
-            except WorkerDead:
-                raise
-            except RollmatchError:
-                self.pool.state = BROKEN
-                raise
-            self.pool.policy_version, self.pool.state = version, SERVING
-            return num_restarted
 
     async def drop(self) -> bool:
         """Throw away what is staged or on its way; whether there was anything."""
@@ -162,8 +112,8 @@ class Update:
         self.staged = None
         return await self.communicator.close()
 
-    def _begin(self, request: SyncRequest) -> Attached:
-        """Check a request before anything is received."""
+    def begin(self, request: SyncRequest) -> Attached:
+        """Check a request before anything is received. Errors: ``UpdateRefused``, those of ``announced``."""
         attached = self.communicator.check_attached(request.client)
         if self.is_busy or self.staged is not None:
             problem = "an update is on its way" if self.is_busy else "an update is staged"
@@ -184,7 +134,7 @@ class Update:
         is_like = known is not None and request.tensors is known.tensors and attached is self.communicator.attached
         return known if is_like else None
 
-    async def _receive(self, request: SyncRequest, *, in_place: bool = False) -> Staged:
+    async def receive(self, request: SyncRequest, *, in_place: bool = False) -> Staged:
         """What is announced, on all workers, verified and merged.
 
         ``in_place``: nothing is generated meanwhile; caches are emptied while the bytes travel, workers may wait, and
@@ -196,7 +146,7 @@ class Update:
         else:
             await self.pool.call_all("rollmatch_receive", to_wire(plan_of(request, self.model, in_place=in_place)))
         if in_place:
-            await self._forget_old()
+            await self.communicator.forget_old()
         digests = agreed(await self.communicator.settle(wait_s=_WAIT_S if in_place else 0.0))
         if any(spec.name not in digests for spec in request.tensors):
             problem = "it was dropped while it ran"
@@ -220,42 +170,7 @@ class Update:
         replies = await self.pool.call_all("rollmatch_merge", to_wire(plan))
         return agreed([reply["digests"] for reply in replies])
 
-    async def _write(self, request: SyncRequest) -> Committed:
-        pool = self.pool
-        try:
-            async with pool.quiet(drain_s=self.drain_s) as num_restarted:
-                pool.state = WRITING
-                try:
-                    staged = await self._receive(request, in_place=True)
-                except BaseException:
-                    pool.state = BROKEN  # also if the next call fails
-                    pool.state = UPDATING if await self._is_whole() else BROKEN
-                    raise
-                pool.policy_version, pool.state = request.version, SERVING
-            return Committed(staged=staged, commit_s=0.0, num_restarted=num_restarted)
-        finally:
-            self.is_busy = False
-
-    async def _is_whole(self) -> bool:
-        """Whether every worker holds weights of one version; forgets what failed."""
-        replies = await self.pool.call_all("rollmatch_whole")
-        if self.communicator.attached is not None:
-            await self.pool.call_all("rollmatch_drop")
-        return all(reply["whole"] for reply in replies)
-
-    async def _leave(self, attached: Attached, task: asyncio.Task[Committed]) -> None:
-        """The caller is gone: close its group, then forget how its update ended."""
-        await self.communicator.close(only=attached)
-        with suppress(RollmatchError):
-            await task
-
-    async def _forget_old(self) -> None:
-        """Empty caches of the old weights. Errors: ``UpdateRefused``."""
-        if not await self.pool.reset_caches():
-            problem = "the engine would not give up caches of the old weights"
-            raise UpdateRefused(problem, key="caches", remedy="Run a full sync.", code="weights-broken")
-
-    def _run_on(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def run_on(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run to the end, whoever waits for it; kept so that it is not collected."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -268,20 +183,75 @@ def _merged_in(digests: Mapping[str, str], request: SyncRequest) -> dict[str, st
     return {merge.name: digests[merge.name] for merge in (request.adapter.merges if request.adapter else ())}
 
 
-def agreed(digests: Sequence[dict[str, str]]) -> dict[str, str]:
-    """The digests, equal on all workers. Errors: ``DigestMismatch``."""
-    first = digests[0]
-    for other in digests[1:]:
-        for name, digest in first.items():
-            if other.get(name) != digest:
-                problem = f"workers hold {digest} and {other.get(name)}"
-                raise DigestMismatch(problem, key=name, remedy="Sync again.")
-    return first
+WriteInPlace = Callable[[SyncRequest], Coroutine[None, None, Committed]]
+"""``InPlaceUpdate.write``."""
 
 
-def check_aliases(digests: Mapping[str, str], model: Model) -> None:
-    """A tied tensor that is sent, too, equals the one it is tied to. Errors: ``AnnouncementInvalid``."""
-    for alias, target in model.aliases.items():
-        if alias in digests and digests[alias] != digests.get(target):
-            problem, remedy = f"is tied to {target} here, but arrived with other bytes", "Untie them in config.json."
-            raise AnnouncementInvalid(problem, key=alias, remedy=remedy, code="digest-mismatch")
+def sync_routes(server: ServerState, update: Update, write_in_place: WriteInPlace) -> APIRouter:
+    """All routes below ``/native/sync/``."""
+    router, communicator = APIRouter(prefix="/native/sync", tags=["native"]), server.communicator
+
+    async def take(request: Request, body: SyncRequest) -> Response:
+        return await _sync(request, body, server=server, update=update, write_in_place=write_in_place)
+
+    @router.post("/")
+    @accepts(SyncRequest)
+    async def sync(request: Request) -> Response:
+        return await take(request, await read_body(request, SyncRequest))
+
+    @router.post("/again/")
+    @accepts(SyncAgain)
+    async def again(request: Request) -> Response:
+        body = await read_body(request, SyncAgain)
+        communicator.check_attached(body.client)
+        return await take(request, update.request_like(body))
+
+    @router.post("/commit/")
+    @accepts(SyncChoice)
+    async def commit(request: Request) -> Response:
+        choice = await read_body(request, SyncChoice)
+        communicator.check_attached(choice.client)
+        return answer(request, _commit_reply(server, await update.commit(choice.sync_id)))
+
+    @router.post("/drop/")
+    @accepts(SyncChoice)
+    async def drop(request: Request) -> Response:
+        choice = await read_body(request, SyncChoice)
+        communicator.check_attached(choice.client)
+        return answer(request, {"dropped": await update.drop()})
+
+    return router
+
+
+async def _sync(
+    request: Request, body: SyncRequest, *, server: ServerState, update: Update, write_in_place: WriteInPlace
+) -> Response:
+    """Receive, and commit where the request says so."""
+    attached = server.communicator.attached
+    # GPUs that hold parts of a model must not wait for each other's data and for the learner's at the same time.
+    stages = not body.commit and body.adapter is None and server.settings.tensor_parallel_size == 1
+    if attached is not None and attached.transport == DIRECT and not stages:
+        written = await unless_gone(request, write_in_place(body))
+        return written if isinstance(written, Response) else answer(request, _commit_reply(server, written))
+    staged = await unless_gone(request, update.stage(body))
+    if isinstance(staged, Response):
+        return staged
+    if not body.commit:
+        return answer(request, _sync_reply(server, staged))
+    return answer(request, _commit_reply(server, await update.commit(body.sync_id)))
+
+
+def _sync_reply(server: ServerState, staged: Staged) -> SyncReply:
+    return SyncReply(
+        instance=server.instance,
+        policy_version=server.pool.policy_version,
+        committed=False,
+        digests=staged.digests,
+        merged_digests=staged.merged_digests,
+        receive_s=staged.receive_s,
+    )
+
+
+def _commit_reply(server: ServerState, committed: Committed) -> SyncReply:
+    committed_fields = {"committed": True, "commit_s": committed.commit_s, "restarted": committed.num_restarted}
+    return _sync_reply(server, committed.staged).model_copy(update=committed_fields)
