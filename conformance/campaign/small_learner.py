@@ -14,8 +14,8 @@ from rollmatch.data import StepShape, WindowPlan
 from rollmatch.data.order import split_evenly
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import WatchRules
-from rollmatch.journal import Journal
 from rollmatch.model.images import ImagePreparation
+from rollmatch.ranks import Journal
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.overlap import Ahead, Stream
 from rollmatch.rollout.prefetch import Prefetch

@@ -10,8 +10,8 @@ from conformance.weights.native_double import NativeDouble, Refused, serving
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import ServerDied, WatchRules
-from rollmatch.journal import Journal, read_journal
-from rollmatch.ranks import Ranks
+from rollmatch.journal import read_journal
+from rollmatch.ranks import Journal, Ranks
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.retry import CallRules
 from rollmatch.rollout.source import RolloutSource

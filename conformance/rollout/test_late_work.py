@@ -15,8 +15,8 @@ from conformance.rollout.test_vllm_server import TEMPLATE
 from conformance.scenarios.prefetching import GREEDY, requests_of
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
-from rollmatch.journal import Journal, read_journal
-from rollmatch.ranks import Ranks
+from rollmatch.journal import read_journal
+from rollmatch.ranks import Journal, Ranks
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 from rollmatch.rollout.vllm_server import VllmServerBackend
 from rollmatch.rollout.work_items import Chunk, WorkItem, cut_chunks, cut_work_items, next_work_item

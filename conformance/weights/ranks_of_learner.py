@@ -24,9 +24,8 @@ from conformance.doubles.records import make_request
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.errors import RollmatchError
-from rollmatch.journal import Journal
 from rollmatch.model import checkpoint, sharding
-from rollmatch.ranks import Ranks
+from rollmatch.ranks import Journal, Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.vllm_server import VllmServerBackend

@@ -21,7 +21,6 @@ from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.servers import uses_servers
 from rollmatch.config.strategy import read_strategy
 from rollmatch.config.training import TRAINER_KEYS
-from rollmatch.journal import Journal
 from rollmatch.learn.attention import PACKED_ATTENTION, check_packable
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.deal import Dealer
@@ -31,7 +30,7 @@ from rollmatch.model.policy import load_policy
 from rollmatch.model.sharding import gather_in_passes
 from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.objectives.protocol import Objective
-from rollmatch.ranks import Ranks
+from rollmatch.ranks import Journal, Ranks
 from rollmatch.rollout.backend import Decoding, HfBackend, RolloutBackend
 from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.rollout.overlap import Ahead, Stream, WithoutRollouts

@@ -18,12 +18,11 @@ from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_al
 from rollmatch.dialects.swift.sender import takes_adapters
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.errors import ConfigError
-from rollmatch.journal import Journal
 from rollmatch.model.checkpoint import checkpoint_tensors
 from rollmatch.model.policy import unwrap
 from rollmatch.model.sharding import meta_of
 from rollmatch.model.template import Template
-from rollmatch.ranks import Ranks
+from rollmatch.ranks import Journal, Ranks
 from rollmatch.rollout.adapter_proof import prove_adapters
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.retry import CallRules

@@ -15,8 +15,7 @@ from rollmatch.config.servers_file import SERVERS_FILE
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.errors import ConfigError, LaunchError, RollmatchError
-from rollmatch.journal import Journal
-from rollmatch.ranks import Ranks
+from rollmatch.ranks import Journal, Ranks
 from rollmatch.rollout.members import ServerLost, ServerMembers
 
 LOG = logging.getLogger("rollmatch.rollout")

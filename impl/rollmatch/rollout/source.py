@@ -12,10 +12,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 import torch
 
 from rollmatch.errors import RolloutError
-from rollmatch.journal import Journal
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.template import Template
-from rollmatch.ranks import Ranks
+from rollmatch.ranks import Journal, Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.rollout.fence import Fence
