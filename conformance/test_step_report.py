@@ -147,6 +147,23 @@ def test_the_time_inside_a_phase_adds_up_also_when_it_fails():
     assert {name for name, seconds in step.phase_s.items() if seconds} == {"pack"}
 
 
+def test_the_wait_for_each_part_counts_and_what_is_done_with_a_part_does_not(monkeypatch):
+    step, now = StepReport(step=0, objective=MATCHING), [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def parts():
+        for part in "ab":
+            now[0] += 2.0
+            yield part
+        now[0] += 1.0
+
+    came = []
+    for part in step.timed("rollout", parts()):
+        came.append(part)
+        now[0] += 10.0
+    assert (came, step.phase_s["rollout"]) == (["a", "b"], 5.0)
+
+
 def test_time_between_other_phases_since_learning_began_was_learning(monkeypatch):
     step = StepReport(step=0, objective=MATCHING)
     step.learn_began = 100.0
