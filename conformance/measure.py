@@ -23,6 +23,8 @@ from conformance.harness.watch import HOOK, Watch
 
 ROOT = Path(__file__).parents[1]
 IMPL = ROOT / "impl" / "rollmatch"
+COMMANDS = ("servers", "trainers", "vectors")
+"""Folders of what people run: ``rollmatch judge``, ``judge-trainer``, ``vectors``."""
 
 
 def python_files(folder: Path) -> list[Path]:
@@ -33,10 +35,11 @@ def num_lines(paths: list[Path]) -> int:
     return sum(len(path.read_bytes().splitlines()) for path in paths)
 
 
-def harness_files() -> list[Path]:
-    """Python below ``conformance/`` that is neither a test nor a check of servers."""
-    outside = [path for path in python_files(ROOT / "conformance") if "servers" not in path.parts]
-    return [path for path in outside if not re.match(r"test_|conftest\.py", path.name)]
+def files_without_tests(*folders: str) -> list[Path]:
+    """Python of ``conformance/`` that is no test: below these folders, or outside of all shipped commands."""
+    known = set(folders or COMMANDS)
+    files = [path for path in python_files(ROOT / "conformance") if known.isdisjoint(path.parts) != bool(folders)]
+    return [path for path in files if not re.match(r"test_|conftest\.py", path.name)]
 
 
 def repeated_classes() -> list[str]:
@@ -119,7 +122,11 @@ def listed(functions: set[str]) -> Iterator[str]:
 
 def rows() -> Iterator[tuple[str, object, str]]:
     """(name, figure, bar) of what is counted without running anything."""
-    yield "Python in conformance/ that is no test (without servers/)", num_lines(harness_files()), "6000"
+    shipped, machinery = (num_lines(files_without_tests(*folders)) for folders in (COMMANDS[1:], ()))
+    yield "Python in conformance/ that is no test (without servers/)", shipped + machinery, "6000"
+    yield "    of these, shipped commands (trainers/, vectors/)", shipped, ""
+    yield "    of these, machinery of the tests", machinery, ""
+    yield "    beside these, the shipped command of servers/", num_lines(files_without_tests("servers")), ""
     yield "Python in conformance/", num_lines(python_files(ROOT / "conformance")), "32000"
     yield "class names used twice", len(repeated_classes()), "0"
     texts = [path.read_text(encoding="utf-8") for path in python_files(IMPL)]
@@ -147,7 +154,7 @@ def main() -> None:
 
 def print_row(name: str, figure: object, bar: str) -> None:
     """A line of the table."""
-    sys.stdout.write(f"{figure!s:>7}  at most {bar:>5}  {name}\n")
+    sys.stdout.write(f"{figure!s:>7}  {f'at most {bar:>5}' if bar else '':13}  {name}\n")
 
 
 if __name__ == "__main__":
