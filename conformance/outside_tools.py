@@ -10,68 +10,40 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from conformance.cli.hosts import can_make_hosts
-from conformance.harness.openspec_tool import OpenspecMissing, package_folder
+from conformance.harness.openspec_tool import installed
 from conformance.servers.install import folder_of_servers
 
+PYTHONS = {
+    "deepspeed": ("deepspeed", "", "pip install deepspeed (DS_BUILD_OPS=0 without a GPU)"),
+    "swift": ("ms-swift", "", "pip install rollmatch[swift]"),
+    "verifiers": ("verifiers", "==0.1.*", "pip install verifiers==0.1.9 datasets"),
+    "verifiers_v1": ("verifiers", ">0.3", "pip install verifiers==0.4.0"),
+}
+"""Tool -> package, versions, and how to get it."""
 
-def has_browser() -> bool:
-    """Whether there is a Chromium to drive."""
-    return shutil.which(os.environ.get("CHROMIUM", "chromium")) is not None
 
-
-def has_openspec() -> bool:
-    """Whether the pinned tool is installed, and Node to run it."""
+def python_of(tool: str) -> str | None:
+    """A Python that has a package: the one that a variable names (``SWIFT_PYTHON`` for ``swift``), or this one."""
+    package, versions, _ = PYTHONS[tool]
     try:
-        package_folder()
-    except OpenspecMissing:
-        return False
-    return shutil.which("node") is not None
-
-
-def swift_python() -> str | None:
-    """A Python that has ms-swift: ``SWIFT_PYTHON``, or this one."""
-    try:
-        return os.environ.get("SWIFT_PYTHON") or (version("ms-swift") and sys.executable)
+        own = sys.executable if version(package) in SpecifierSet(versions) else None
     except PackageNotFoundError:
-        return None
-
-
-def deepspeed_python() -> str | None:
-    """A Python that has DeepSpeed, and all that rollmatch needs: ``DEEPSPEED_PYTHON``, or this one."""
-    try:
-        return os.environ.get("DEEPSPEED_PYTHON") or (version("deepspeed") and sys.executable)
-    except PackageNotFoundError:
-        return None
+        own = None
+    return os.environ.get(f"{tool.upper()}_PYTHON") or own
 
 
 def trl_command() -> str | None:
     """The ``trl`` of a TRL that has a server of its own: ``TRL_COMMAND``, or the one that the judge installed."""
-    installed = folder_of_servers() / "trl-1.10.0/bin/trl"
-    return os.environ.get("TRL_COMMAND") or (str(installed) if installed.exists() else None)
-
-
-def verifiers_python() -> str | None:
-    """A Python that has verifiers 0.1.x: ``VERIFIERS_PYTHON``, or this one."""
-    return os.environ.get("VERIFIERS_PYTHON") or (sys.executable if _verifiers().startswith("0.1.") else None)
-
-
-def verifiers_v1_python() -> str | None:
-    """A Python that has a verifiers of the v1 API alone: ``VERIFIERS_V1_PYTHON``, or this one."""
-    return os.environ.get("VERIFIERS_V1_PYTHON") or (sys.executable if _verifiers() > "0.3" else None)
-
-
-def _verifiers() -> str:
-    """The installed version; empty where there is none."""
-    try:
-        return version("verifiers")
-    except PackageNotFoundError:
-        return ""
+    command = folder_of_servers() / "trl-1.10.0/bin/trl"
+    return os.environ.get("TRL_COMMAND") or (str(command) if command.exists() else None)
 
 
 def has_ipv6() -> bool:
@@ -85,20 +57,20 @@ def has_ipv6() -> bool:
 
 
 TOOLS: dict[str, tuple[Callable[[], object], str]] = {
-    "browser": (has_browser, "install Chromium or set CHROMIUM"),
+    "browser": (lambda: shutil.which(os.environ.get("CHROMIUM", "chromium")), "install Chromium or set CHROMIUM"),
     "ipv6": (has_ipv6, "switch IPv6 on for the loopback interface"),
     "netns": (can_make_hosts, "run them on Linux as root, with ip (iproute2) and /dev/net/tun"),
-    "openspec": (has_openspec, "run python -m conformance.harness.openspec_tool (needs Node and npm)"),
-    "deepspeed": (
-        deepspeed_python,
-        "pip install deepspeed (DS_BUILD_OPS=0 without a GPU), or set DEEPSPEED_PYTHON to a Python that has it",
+    "openspec": (
+        lambda: installed() and shutil.which("node"),
+        "run python -m conformance.harness.openspec_tool (needs Node and npm)",
     ),
-    "swift": (swift_python, "install rollmatch[swift], or set SWIFT_PYTHON to a Python that has ms-swift"),
-    "verifiers": (verifiers_python, "set VERIFIERS_PYTHON to a Python that has verifiers 0.1.9 and datasets"),
-    "verifiers_v1": (verifiers_v1_python, "set VERIFIERS_V1_PYTHON to a Python that has verifiers 0.4.0"),
     "trl": (trl_command, "run python -m conformance.servers.judge trl, or set TRL_COMMAND to the trl of TRL 1.10"),
+    **{
+        name: (partial(python_of, name), f"{remedy}, or set {name.upper()}_PYTHON to a Python that has it")
+        for name, (_, _, remedy) in PYTHONS.items()
+    },
 }
-OPTIONAL = ("deepspeed", "swift", "trl", "verifiers", "verifiers_v1")
+OPTIONAL = ("trl", *PYTHONS)
 """Tools that CI goes without."""
 WIDE = "wide"
 LEFT_OUT = pytest.StashKey[dict[str, int]]()

@@ -6,7 +6,7 @@ import os
 from functools import cache
 from pathlib import Path
 
-from conformance.outside_tools import swift_python
+from conformance.outside_tools import python_of
 from conformance.servers.known import write_swift_command
 
 FOLDER = Path(__file__).parents[2] / "fixtures/swift"
@@ -60,5 +60,5 @@ def parse(command: str, words: list[str]) -> dict:
 def put_on_the_path(folder, monkeypatch) -> None:
     """For this test; a learner keeps the ``PYTHONPATH`` that it was started with, for our rewards."""
     (folder / "bin").mkdir()
-    commands = write_swift_command(folder / "bin", swift_python())
+    commands = write_swift_command(folder / "bin", python_of("swift"))
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from conformance.cli.division import BESIDE_DOUBLES, VLLM
 from conformance.cli.started import cli_command, finish_ranks, journal_of, started_ranks
 from conformance.doubles.answering_server import AnsweringServer
-from conformance.outside_tools import deepspeed_python
+from conformance.outside_tools import python_of
 from conformance.rollout.digits import CONFIG, ROOT, cut, load_model, perturb, template_of, write_cut
 from conformance.server.instance import free_port
 from conformance.weights.native_double import serving
@@ -73,7 +73,7 @@ def command(url, out, model, strategy, *overrides):
     server = (f"{VLLM}.server.base_url={url}", f"{VLLM}.server.group_port={free_port()}")
     names = (f"training.output_dir={out}", f"model.model={model}", f"training.strategy={strategy}")
     words = cli_command("train", CONFIG, *BESIDE_DOUBLES, *STEADY, *server, *names, *overrides)[3:]
-    return (deepspeed_python(), "-c", IN_HEAD, *words)
+    return (python_of("deepspeed"), "-c", IN_HEAD, *words)
 
 
 def learned(folder, model, strategy, *overrides, until=(STEPS,)):

@@ -14,7 +14,7 @@ from conformance.cli.one_step import take_steps
 from conformance.cli.started import started
 from conformance.cli.swift_parser import put_on_the_path
 from conformance.dialects.learner_side import connected
-from conformance.outside_tools import swift_python, trl_command
+from conformance.outside_tools import python_of, trl_command
 from conformance.rollout.digits import CONFIG, ROOT, requests_for, scenes
 from conformance.rollout.test_adapter_proof import LANGUAGE
 from conformance.server.instance import free_port
@@ -76,7 +76,7 @@ def swift_server_for_adapters(log):
         "-u",
         "VLLM_ENABLE_V1_MULTIPROCESSING",
         *variables,
-        *known.command(Path(swift_python()), port),
+        *known.command(Path(python_of("swift")), port),
         *flags,
     ]
     with started(words, log):

@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from conformance.cli.swift_parser import parse
-from conformance.outside_tools import swift_python
+from conformance.outside_tools import python_of
 from conformance.refusals import refused
 from conformance.rollout.digits import ROOT, absolute, scenes
 from rollmatch.cli import swift_cli
@@ -202,7 +202,7 @@ def test_the_installed_swift_takes_the_line_and_our_rewards():
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}/impl:{ROOT}"}
     words = json.dumps(list(command.words[2:]))
     done = subprocess.run(
-        [swift_python(), "-c", BY_SWIFT, words, json.dumps([answers, [sample.origin] * 2])],
+        [python_of("swift"), "-c", BY_SWIFT, words, json.dumps([answers, [sample.origin] * 2])],
         env=environment,
         cwd=ROOT,
         capture_output=True,

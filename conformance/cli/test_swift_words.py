@@ -10,7 +10,7 @@ import tomllib
 import pytest
 
 from conformance.cli.swift_parser import FOLDER, parse, recorded
-from conformance.outside_tools import swift_python
+from conformance.outside_tools import python_of
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
 from rollmatch.cli.main import main
@@ -125,7 +125,9 @@ print("\\n" + json.dumps(parsed | {"rest": rest, "torch_dtype": str(parsed["torc
 
 def run_by_swift(*arguments):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([swift_python(), *arguments], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        [python_of("swift"), *arguments], env=environment, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -15,7 +15,7 @@ from conformance.cli.test_swift_rlhf import STEPS, check_steps
 from conformance.gpu.places import gpu_of, place, put_at
 from conformance.gpu.test_foreign_peers import greedy_answers_of_transformers, our_server
 from conformance.gpu.trl_trainer import MODEL, greedy_answers
-from conformance.outside_tools import swift_python, verifiers_python
+from conformance.outside_tools import python_of
 from conformance.rollout.digits import CONFIG
 from conformance.server.instance import free_port
 
@@ -49,7 +49,7 @@ def swift_command(tmp_path, monkeypatch):
     script, command = tmp_path / "swift_commands.py", tmp_path / "bin/swift"
     script.write_text(COMMANDS)
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{swift_python()}" "{script}" "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{python_of("swift")}" "{script}" "$@"\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
 
@@ -120,7 +120,7 @@ def test_our_server_answers_by_the_weights_of_verifiers_client(tmp_path):
     with started(our_server(port), tmp_path / "server.txt", **place(0)) as server:
         server.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
         assert greedy_answers(f"http://127.0.0.1:{port}") == greedy_answers_of_transformers(MODEL)
-        sent = [verifiers_python(), "-c", SEND, str(port), str(group_port), str(changed)]
+        sent = [python_of("verifiers"), "-c", SEND, str(port), str(group_port), str(changed)]
         code = subprocess.run(sent, env=os.environ | place(1), timeout=200, capture_output=True, text=True)
         assert code.returncode == 0, code.stderr[-3000:] + server.output()[-3000:]
         answered = greedy_answers(f"http://127.0.0.1:{port}")

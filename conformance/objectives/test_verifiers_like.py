@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.outside_tools import verifiers_python
+from conformance.outside_tools import python_of
 from conformance.rollout.digits import ROOT
 
 pytestmark = pytest.mark.verifiers
@@ -65,7 +65,7 @@ print(json.dumps(seen))
 def played(folder, game, script):
     """What a script prints that plays a game, where verifiers is."""
     (folder / "game.py").write_text(game)
-    command = [verifiers_python(), "-c", script, str(ROOT / "impl")]
+    command = [python_of("verifiers"), "-c", script, str(ROOT / "impl")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads(ran.stdout.splitlines()[-1])

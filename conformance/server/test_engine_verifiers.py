@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from conformance.outside_tools import verifiers_python, verifiers_v1_python
+from conformance.outside_tools import python_of
 from conformance.rollout.digits import MODEL
 
 pytestmark = pytest.mark.engine
@@ -67,7 +67,7 @@ asyncio.run(main())
 @pytest.mark.verifiers_v1
 @pytest.mark.scenario(clauses=["server-dialects/the-openai-dialect-serves-openai-clients#11"])
 def test_both_clients_of_verifiers_v1_get_a_turn(instance):
-    command = [verifiers_v1_python(), "-c", CLIENTS, f"{instance.url}/v1", str(MODEL)]
+    command = [python_of("verifiers_v1"), "-c", CLIENTS, f"{instance.url}/v1", str(MODEL)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-3000:]
     prompt_ids, ids, logprobs, prompts, relayed = json.loads(ran.stdout.splitlines()[-1])
@@ -82,7 +82,7 @@ def test_both_clients_of_verifiers_v1_get_a_turn(instance):
     "server-dialects/verifiers-rolls-out", clauses=["server-dialects/the-openai-dialect-serves-openai-clients#8"]
 )
 def test_environments_of_verifiers_get_what_they_train_on(instance):
-    python = verifiers_python()
+    python = python_of("verifiers")
     command = [python, "-c", ROLLOUTS, f"{instance.url}/v1", str(MODEL)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-3000:]

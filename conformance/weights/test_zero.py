@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.outside_tools import deepspeed_python
+from conformance.outside_tools import python_of
 from conformance.rollout.digits import load_model
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
@@ -28,7 +28,7 @@ def run(request, tmp_path_factory):
     double = NativeDouble({name: weight.detach() * 0 for name, weight in merged_weights(load_model())})
     with serving(double) as (url,):
         script = [str(SCRIPT), str(request.param), url, str(free_port()), str(folder)]
-        torchrun = [deepspeed_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        torchrun = [python_of("deepspeed"), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         environment |= {"PYTHONPATH": f"{ROOT / 'impl'}:{ROOT}"}
         done = subprocess.run(
