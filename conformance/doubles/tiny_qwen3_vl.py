@@ -7,12 +7,25 @@ as a difference of 1e-1 and more, rounding as 1e-6. No disk, no tokenizer: token
 import torch
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
+from conformance.doubles.architectures import MROPE, QWEN3_TOWER, TEXT
+
 NUM_TEXT_IDS = 256
 PAD_ID, _, EOS_ID, VISION_START_ID, VISION_END_ID, _, IMAGE_ID, VIDEO_ID = range(256, 264)
 COORD_IDS = tuple(range(264, 1264))
 VOCAB_LEN = 1280
 PATCH_SIZE, TEMPORAL_PATCH_SIZE, MERGE_SIZE = 16, 2, 2
 VALUES_PER_PATCH = 3 * TEMPORAL_PATCH_SIZE * PATCH_SIZE**2
+SIZES = TEXT | {
+    "vocab_size": VOCAB_LEN,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "pad_token_id": PAD_ID,
+    "eos_token_id": EOS_ID,
+    "bos_token_id": None,
+}
 
 
 def bin_of(token_id: int) -> int | None:
@@ -23,29 +36,8 @@ def bin_of(token_id: int) -> int | None:
 def make_tiny_qwen3_vl(seed: int = 0) -> Qwen3VLForConditionalGeneration:
     """A vision-language model, in evaluation mode."""
     config = Qwen3VLConfig(
-        text_config=_text_config()
-        | {
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [6, 5, 5],
-                "mrope_interleaved": True,
-            }
-        },
-        vision_config={
-            "depth": 2,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_heads": 2,
-            "in_channels": 3,
-            "patch_size": PATCH_SIZE,
-            "temporal_patch_size": TEMPORAL_PATCH_SIZE,
-            "spatial_merge_size": MERGE_SIZE,
-            "out_hidden_size": 128,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 1],
-            "initializer_range": 0.1,
-        },
+        text_config=SIZES | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
+        vision_config=QWEN3_TOWER | {"intermediate_size": 128, "out_hidden_size": 128, "initializer_range": 0.1},
         image_token_id=IMAGE_ID,
         video_token_id=VIDEO_ID,
         vision_start_token_id=VISION_START_ID,
@@ -56,31 +48,12 @@ def make_tiny_qwen3_vl(seed: int = 0) -> Qwen3VLForConditionalGeneration:
     return _ready(Qwen3VLForConditionalGeneration(config))
 
 
-def make_tiny_qwen3(seed: int = 0, *, num_layers: int = 2) -> Qwen3ForCausalLM:
+def make_tiny_qwen3(*, num_layers: int = 2) -> Qwen3ForCausalLM:
     """A text model of the same sizes, in evaluation mode."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 10000.0}
-    config = Qwen3Config(
-        **_text_config() | {"num_hidden_layers": num_layers}, rope_parameters=rope, tie_word_embeddings=True
-    )
-    return _ready(Qwen3ForCausalLM(config))
-
-
-def _text_config() -> dict:
-    return {
-        "vocab_size": VOCAB_LEN,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "max_position_embeddings": 4096,
-        "initializer_range": 0.1,
-        "pad_token_id": PAD_ID,
-        "eos_token_id": EOS_ID,
-        "bos_token_id": None,
-    }
+    sizes = SIZES | {"num_hidden_layers": num_layers}
+    return _ready(Qwen3ForCausalLM(Qwen3Config(**sizes, rope_parameters=rope, tie_word_embeddings=True)))
 
 
 def _ready(model):
