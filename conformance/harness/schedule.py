@@ -9,11 +9,13 @@ hold everything that its future depends on, beside the places of its ranks.
 Ordinary blocking code becomes a rank by ``as_rank``: it runs in a thread that is only ever given one action at a time.
 """
 
-import threading
 from _thread import start_new_thread
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any, Protocol
+
+MAX_STATES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Action:
     """Whether all ranks do it together."""
     item: Any = None
     """What the rank brings to the others."""
-    condition: Callable[[], bool] | None = None
+    condition: Callable[[], bool] = lambda: True
     """The rank waits until this holds."""
 
 
@@ -94,7 +96,7 @@ class _OrderWalk:
 
     def enabled(self) -> list[int]:
         """Ranks that can run."""
-        return [r for r, action in enumerate(self.pending) if action and not self.arrived[r] and _may_go_on(action)]
+        return [r for r, action in enumerate(self.pending) if action and not self.arrived[r] and action.condition()]
 
     def step(self, rank: int) -> None:
         action = self.pending[rank]
@@ -139,13 +141,7 @@ class _OrderWalk:
             self.pending[rank] = None
 
 
-def _may_go_on(action: Action) -> bool:
-    return action.condition is None or action.condition()
-
-
-def explore(
-    make_world: Callable[[], World], *, max_states: int = 100_000, until: Callable[[str], bool] = lambda problem: False
-) -> Exploration:
+def explore(make_world: Callable[[], World], *, until: Callable[[str], bool] = lambda problem: False) -> Exploration:
     """Try every order. Ends an order at its first problem; ends the exploration at a problem that ``until`` accepts."""
     troubles: list[Trouble] = []
     orders: dict[Hashable, int] = {}
@@ -154,7 +150,7 @@ def explore(
         state, problem, enabled = walk.state(), walk.problem, walk.enabled()
         problem = problem or ("" if enabled else walk.stuck())
         if state not in orders:
-            assert len(orders) < max_states, "too many states: explore fewer ranks or steps"
+            assert len(orders) < MAX_STATES, "too many states: explore fewer ranks or steps"
             if problem:
                 troubles.append(Trouble(problem=problem, order=tuple(walk.order)))
                 enabled = []
@@ -177,62 +173,32 @@ class Abandoned(BaseException):
     """The order that a thread runs in is not walked any further."""
 
 
-class _Turns:
-    """A thread and the one who explores, of whom only one runs at a time."""
-
-    def __init__(self, work: Callable[[Callable[[Action], Any]], None]) -> None:
-        self.work = work
-        self.action: Action | None = None
-        self.answer: Any = None
-        self.abandoned = False
-        self.failure: BaseException | None = None
-        self._turn, self._back = threading.Lock(), threading.Lock()  # held by who must wait: each turn is given once
-        self._turn.acquire()
-        self._back.acquire()
-        start_new_thread(self._run, ())
-
-    def resume(self, answer: Any) -> Action | None:
-        """Let the thread run to its next action; None when it has ended."""
-        self.answer, self.action = answer, None
-        self._turn.release()
-        self._back.acquire()
-        return self.action
-
-    def abandon(self) -> None:
-        """End the thread where it stands."""
-        self.abandoned = True
-        self._turn.release()
-
-    def _act(self, action: Action) -> Any:
-        self.action = action
-        self._back.release()
-        self._turn.acquire()
-        if self.abandoned:
-            raise Abandoned
-        return self.answer
-
-    def _run(self) -> None:
-        self._turn.acquire()
-        try:
-            if not self.abandoned:
-                self.work(self._act)
-        except Abandoned:
-            pass
-        except BaseException as error:  # noqa: BLE001 - handed on to the one who explores
-            self.failure = error
-        self.action = None
-        self._back.release()
-
-
 def as_rank(work: Callable[[Callable[[Action], Any]], None]) -> Rank:
-    """Blocking code as a rank: ``work`` is given a function that does one action and returns its answer."""
-    turns, answer, ended = _Turns(work), None, False
+    """Blocking code as a rank: ``work`` is given a function that does one action and returns its answer.
+
+    It runs in a thread; of this and the one who explores, only one runs at a time.
+    """
+    turns, actions = SimpleQueue[Any](), SimpleQueue[Action | BaseException | None]()
+
+    def act(action: Action) -> Any:
+        actions.put(action)
+        if (answer := turns.get()) is Abandoned:
+            raise Abandoned
+        return answer
+
+    def run() -> None:
+        try:
+            work(act)
+            actions.put(None)
+        except BaseException as error:  # noqa: BLE001 - handed on to the one who explores
+            actions.put(error)
+
+    start_new_thread(run, ())
     try:
-        while (action := turns.resume(answer)) is not None:
-            answer = yield action
-        ended = True
-    finally:
-        if not ended:
-            turns.abandon()
-    if turns.failure is not None:
-        raise turns.failure
+        while isinstance(action := actions.get(), Action):
+            turns.put((yield action))
+    except GeneratorExit:
+        turns.put(Abandoned)
+        raise
+    if action is not None:
+        raise action
