@@ -18,7 +18,6 @@ from conformance.dialects.learner_side import native_backend
 from conformance.doubles.answering_server import AnsweringServer
 from conformance.doubles.records import make_request
 from conformance.rollout.digits import load_model, template_of
-from conformance.scenarios.configs import not_refused
 from conformance.server.instance import free_port
 from conformance.trainer.small_run import events, make_trainer
 from conformance.weights.native_double import NativeDouble, serving
@@ -80,8 +79,7 @@ def learn(tmp_path):
                 *("training.per_device_train_batch_size=3", f"training.max_steps={num_steps}"),
             )
             stack.enter_context(closing(trainer))
-            with not_refused():
-                trainer.train()
+            trainer.train()
             return trainer, servers
 
         yield learnt
@@ -116,9 +114,8 @@ def test_two_ranks_ask_and_one_of_them_joins_the_group():
     with serving(double) as (url,), ExitStack() as stack:
         backends = [stack.enter_context(closing(backend_of(url, rank))) for rank in (0, 1)]
         for version in (1, 2):
-            with not_refused():
-                for backend in backends:
-                    backend.push(weights, version=version)
+            for backend in backends:
+                backend.push(weights, version=version)
             with ThreadPoolExecutor() as ranks:
                 replies = list(ranks.map(ask, backends))
             assert [reply.policy_version for reply in replies] == [version, version]

@@ -15,7 +15,6 @@ import pytest
 from conformance.doubles.http_server import answering
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
-from conformance.scenarios.configs import not_refused
 from conformance.server.instance import free_port
 from rollmatch.cli.main import main
 from rollmatch.cli.rollout_server import serve
@@ -84,8 +83,7 @@ def test_the_group_port_is_left_alone(begun):
         held.setblocking(False)
         group = held.getsockname()[1]
         url = f"http://127.0.0.1:{free_port()}"
-        with not_refused():
-            serve(str(CONFIG), overrides=absolute(*named(url, group)), gpus=["0"], dry_run=False)
+        serve(str(CONFIG), overrides=absolute(*named(url, group)), gpus=["0"], dry_run=False)
         with pytest.raises(BlockingIOError):
             held.accept()
     assert len(begun) == 1
@@ -105,10 +103,9 @@ def test_a_gpu_of_both_sides_is_refused():
     with telling(health={"status": "ok", "gpus": ["0", "1", "2"]}) as server:
         with refused("gpus-overlap", "--gpus", remedy="than 2 for"):
             wait_for(server, gpus=("2", "3"))
-        with not_refused():
-            wait_for(server, gpus=("3",))
-            wait_for(server)
-    with telling(health={"status": "ok"}) as silent, not_refused():
+        wait_for(server, gpus=("3",))
+        wait_for(server)
+    with telling(health={"status": "ok"}) as silent:
         wait_for(silent, gpus=("0",))
 
 
@@ -116,11 +113,10 @@ def test_a_gpu_of_both_sides_is_refused():
 def test_a_server_of_another_model_is_refused():
     digest = load_model_identity(MODEL, dtype="float32").digest
     with telling(health={"status": "ok"}, identity={"model": "/models/other", "model_digest": digest}) as server:
-        with not_refused():
-            wait_for(server)
+        wait_for(server)
         with pytest.raises(ServedModelDiffers) as caught:
             wait_for(server, f"model.model={ROOT}/fixtures/models/tasks")
     assert (caught.value.code, caught.value.key) == ("served-model-differs", "model.model")
     assert "/models/other" in caught.value.problem
-    with telling(health={"status": "ok"}) as another_dialect, not_refused():
+    with telling(health={"status": "ok"}) as another_dialect:
         wait_for(another_dialect)

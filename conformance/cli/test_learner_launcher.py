@@ -15,7 +15,7 @@ from conformance.cli.started import HF, journal_of, started, train_command
 from conformance.doubles.http_server import answering
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, load_digits, write_cut
-from conformance.scenarios.configs import config_with, not_refused
+from conformance.scenarios.configs import config_with
 from rollmatch.cli import learner
 from rollmatch.cli.main import main
 from rollmatch.cli.nodes import Placement
@@ -77,8 +77,7 @@ def test_a_server_that_comes_up_in_time_is_waited_for(looks_often, capsys, monke
     monkeypatch.setenv(KEY_VARIABLE, "mine")
     with serving(after_s=0.9, key="mine") as url:
         began = time.monotonic()
-        with not_refused():
-            wait_for_servers(config_for(url, SIZES), WaitPolicy(timeout_s=30))
+        wait_for_servers(config_for(url, SIZES), WaitPolicy(timeout_s=30))
     assert 0.6 < time.monotonic() - began < 20
     assert capsys.readouterr().out == f"waiting for {url} to be healthy, 30 s at most\n"
 

@@ -7,7 +7,6 @@ import pytest
 from conformance.dialects.swift_double import error_of
 from conformance.dialects.test_client_scenarios import SECOND, TEMPLATE, backend_of, config_for, requests_of, tensors_of
 from conformance.rollout.digits import scenes, template_of
-from conformance.scenarios.configs import not_refused
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.cli.connect import connect_servers
@@ -83,7 +82,7 @@ def test_a_communicator_that_nobody_joins_is_given_up():
         assert time.monotonic() - began < 5
         assert reported.code == "communicator-timeout"
         assert url in reported.problem
-    with serving(NativeDouble(tensors_of(0.0))) as (url,), not_refused():
+    with serving(NativeDouble(tensors_of(0.0))) as (url,):
         config = config_for(url, "~.vllm.server.timeout_s=2", port=free_port())
         joined = connect_servers(config, TEMPLATE, ranks=Ranks())
         joined.push(tensors_of(1.0).items(), version=1)

@@ -13,7 +13,7 @@ from conformance.dialects.learner_side import TEMPLATE, rendezvous
 from conformance.dialects.swift_double import error_of
 from conformance.doubles.records import make_request
 from conformance.refusals import refused
-from conformance.scenarios.configs import config_with, not_refused
+from conformance.scenarios.configs import config_with
 from conformance.server.instance import free_port
 from conformance.servers.talk import in_thread
 from conformance.weights.native_double import NativeDouble, serving
@@ -62,9 +62,8 @@ def backend_of(url, *overrides):
 @pytest.mark.parametrize(("seconds", "overrides"), [(1.5, (REACH_S + "1", LIMIT + "null")), (0.5, (LIMIT + "0",))])
 def test_no_limit_unless_one_is_set(double, seconds, overrides):
     double.infer = lambda handler, said: (time.sleep(seconds), double.echo(handler, said))
-    with not_refused():
-        rollouts = backend_of(double.url, *overrides).generate(requests_of(2), SHORT)
-        assert [rollout.response_token_ids for rollout in rollouts] == [(0,), (1,)]
+    rollouts = backend_of(double.url, *overrides).generate(requests_of(2), SHORT)
+    assert [rollout.response_token_ids for rollout in rollouts] == [(0,), (1,)]
 
 
 @pytest.mark.scenario(
@@ -144,8 +143,7 @@ def test_rank_1_generates_but_does_not_sync():
     double = NativeDouble(tensors_of(0.0))
     with serving(double) as (url,):
         backend = connect_servers(config_for(url), TEMPLATE, ranks=SECOND)
-        with not_refused():
-            backend.push(tensors_of(1.0).items(), version=1)
+        backend.push(tensors_of(1.0).items(), version=1)
         assert calls_of(double, "communicator", "sync", "commit") == []
         double.policy_version = 1
         assert len(backend.generate(requests_of(2), SHORT)) == 2
@@ -175,9 +173,7 @@ def test_auto_mode_that_means_full_syncs_before_the_first_rollouts(tmp_path):
     double = NativeDouble(dict(weights))
     with serving(double) as (url,):
         config = config_for(url, "~.vllm.sync.mode=auto", "~.vllm.enable_lora=false", port=free_port())
-        source = None
-        with not_refused():
-            source = make_parts_with_server(config, Together(rank=0, learner_world_size=2)).source
+        source = make_parts_with_server(config, Together(rank=0, learner_world_size=2)).source
         assert source.fence.mode.mode == "full"
         source.fence.sync_if_due(0, lambda: iter(weights.items()))
         source.fence.backend.generate(requests_of(2), SHORT)

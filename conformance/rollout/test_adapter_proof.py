@@ -8,7 +8,6 @@ import torch
 
 from conformance.refusals import refused
 from conformance.rollout.digits import load_model, template_of
-from conformance.scenarios.configs import not_refused
 from rollmatch.config.training import TunerConfig
 from rollmatch.rollout.adapter_proof import prove_adapters
 from rollmatch.rollout.backend import HfBackend
@@ -46,8 +45,7 @@ def test_servers_that_apply_the_adapter_are_accepted_and_the_policy_stays(policy
     monkeypatch.setattr("rollmatch.rollout.adapter_proof._SHARES", shares)
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     served = AdapterServers(policy)
-    with not_refused():
-        prove_adapters(served, policy)
+    prove_adapters(served, policy)
     assert served.sent == [1]
     assert served.changes == pytest.approx([sent] * len(served.changes), rel=0.2)
     assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())

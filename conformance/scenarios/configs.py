@@ -1,8 +1,5 @@
 """Configurations that scenarios speak of: a valid one, with dotted keys laid over it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
 from rollmatch.config import RunConfig, make
@@ -28,15 +25,6 @@ def config_with(*overrides: str) -> RunConfig:
     return make(merge(VALID, parse_overrides([override.replace("~.", LONG, 1) for override in overrides])))
 
 
-@contextmanager
-def not_refused() -> Iterator[None]:
-    """Inside, a refusal fails the test instead of ending it by an error."""
-    try:
-        yield
-    except RollmatchError as refused:
-        pytest.fail(f"refused: {refused}")
-
-
 def problems_of(*overrides: str) -> list[RollmatchError]:
     """What the check of such a config refuses."""
     with pytest.raises(ErrorList) as caught:
@@ -44,16 +32,9 @@ def problems_of(*overrides: str) -> list[RollmatchError]:
     return list(caught.value.errors)
 
 
-def problem_of(*overrides: str) -> RollmatchError:
-    """The only problem."""
-    problems = problems_of(*overrides)
-    assert len(problems) == 1, problems
-    return problems[0]
-
-
 def refusal_of(*overrides: str) -> tuple[str, str]:
     """Code and key of the only problem."""
-    problem = problem_of(*overrides)
+    (problem,) = problems_of(*overrides)
     return problem.code, problem.key
 
 

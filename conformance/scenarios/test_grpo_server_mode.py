@@ -13,7 +13,7 @@ import torch
 from conformance.doubles.engine import install
 from conformance.refusals import refused
 from conformance.rollout.digits import MODEL, load_model, template_of
-from conformance.scenarios.configs import GRPO, LONG, config_with, not_refused, refusal_of
+from conformance.scenarios.configs import GRPO, LONG, config_with, refusal_of
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from conformance.weights.test_named_weights import adapted
@@ -124,8 +124,7 @@ def test_adapters_on_all_three_parts_are_merged_into_what_is_sent():
         assert not torch.equal(sent[f"model.{part}.weight"], plain[f"model.{part}.base_layer.weight"]), part
     refusal = refusal_of(*NAMED, "~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true")
     assert refusal == ("adapter-sync-in-grpo", f"{LONG}vllm.sync.mode")
-    with not_refused():
-        config_with(*NAMED, "~.vllm.sync.mode=full", "~.vllm.enable_lora=true")
+    config_with(*NAMED, "~.vllm.sync.mode=full", "~.vllm.enable_lora=true")
 
 
 @pytest.mark.scenario(

@@ -7,7 +7,7 @@ import pytest
 
 from conformance.doubles.records import make_request
 from conformance.refusals import refused
-from conformance.scenarios.configs import LONG, config_with, not_refused, refusal_of
+from conformance.scenarios.configs import LONG, config_with, refusal_of
 from rollmatch.cli.assemble import make_decoding
 from rollmatch.cli.objectives import match_rules_of
 from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects
@@ -71,17 +71,11 @@ def test_only_the_best_candidate_counts():
     assert config_with().custom.extra.rollout_matching.candidate_top_k == 10
 
 
-def accepted(*overrides):
-    """The rollout settings of a config, which fails the test when it is refused."""
-    with not_refused():
-        return config_with(*overrides).custom.extra.rollout_matching
-
-
 @pytest.mark.scenario(
     "decoding/defaults-decode-greedily", clauses=["decoding/sampling-is-configured-under-decoding#1,2,3,4"]
 )
 def test_defaults_decode_greedily():
-    decoding = make_decoding(accepted())
+    decoding = make_decoding(config_with().custom.extra.rollout_matching)
     assert (decoding.temperature, decoding.top_p, decoding.top_k) == (0, 1.0, -1)
 
 
@@ -122,5 +116,4 @@ def test_a_prompt_that_leaves_no_room_is_refused_and_one_that_leaves_just_enough
         backend.generate([request], Decoding(max_new_tokens=60))
     assert engine.runs == 0
     backend, _, request = engine_of_100(40, monkeypatch)
-    with not_refused():
-        assert len(backend.generate([request], Decoding(max_new_tokens=60))) == 1
+    assert len(backend.generate([request], Decoding(max_new_tokens=60))) == 1

@@ -10,7 +10,7 @@ import pytest
 from conformance.harness.schedule import explore
 from conformance.refusals import refused
 from conformance.rollout.test_prefetch import Servers, opened
-from conformance.scenarios.configs import GRPO, config_with, not_refused, refusal_of
+from conformance.scenarios.configs import GRPO, config_with, refusal_of
 from conformance.scenarios.prefetching import GREEDY, AheadWorld, requests_of
 from rollmatch.cli.assemble import make_overlap
 from rollmatch.ranks import Ranks
@@ -68,8 +68,7 @@ def test_what_cannot_overlap_is_refused(bad, code, key):
     ],
 )
 def test_what_can_overlap_is_accepted(overrides, overlap, staleness):
-    with not_refused():
-        matching = config_with(*overrides).custom.extra.rollout_matching
+    matching = config_with(*overrides).custom.extra.rollout_matching
     assert (matching.overlap, matching.max_staleness) == (overlap, staleness)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from conformance.doubles.engine import make_remembering_backend
 from conformance.rollout.digits import load_model, requests_for, scenes, template_of, tokens_of
-from conformance.scenarios.configs import config_with, not_refused
+from conformance.scenarios.configs import config_with
 from conformance.trainer.small_run import make_trainer
 from rollmatch.ranks import Ranks
 from rollmatch.rollout import vllm_colocate
@@ -89,8 +89,7 @@ def test_eight_scenes_through_the_engines_interface(model, monkeypatch):
 )
 def test_an_unset_mode_means_colocate(model, monkeypatch, tmp_path):
     """The engine is a double; a real one trains in conformance/cli/test_colocate_run.py."""
-    with not_refused():
-        assert config_with().custom.extra.rollout_matching.vllm.mode == "colocate"
+    assert config_with().custom.extra.rollout_matching.vllm.mode == "colocate"
     overrides = "training.per_device_train_batch_size=2", "custom.extra.rollout_matching.max_new_tokens=4"
     trainer = make_trainer(tmp_path, *overrides, is_shallow=True)
     fence = trainer.source.fence

@@ -11,7 +11,6 @@ import pytest
 from conformance.doubles.answering_server import AnsweringServer
 from conformance.doubles.engine import install
 from conformance.rollout.digits import cut, load_model, template_of
-from conformance.scenarios.configs import not_refused
 from conformance.server.instance import free_port
 from conformance.trainer.small_run import events, make_trainer
 from conformance.weights.native_double import serving
@@ -52,9 +51,8 @@ def runs(tmp_path_factory):
         monkeypatch.setattr(
             served.source.fence.backend, "generate", lambda *each: given.append(generate(*each)) or given[-1]
         )
-        with not_refused():
-            colocate.train()
-            served.train()
+        colocate.train()
+        served.train()
         served.close()
         yield colocate, served, server, given
 

@@ -7,7 +7,6 @@ import torch
 
 from conformance.doubles.http_server import read_body, send
 from conformance.refusals import refused
-from conformance.scenarios.configs import not_refused
 from conformance.weights.native_double import address_in
 from rollmatch.dialects.vllm.sender import StockSender
 from rollmatch.dialects.vllm.transports import PACKED, GlooTransport, NcclTransport
@@ -138,8 +137,7 @@ def test_every_server_is_paused_updated_and_resumed(start, num_servers):
 @pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#2"])
 def test_the_trainer_is_rank_0_of_one_group(start):
     doubles = [StockDouble() for _ in range(2)]
-    with not_refused():
-        start(*doubles).send(tensors_of(1).items(), version=1)
+    start(*doubles).send(tensors_of(1).items(), version=1)
     assert [double.joined["rank_offset"] for double in doubles] == [1, 2]
     assert [double.joined["world_size"] for double in doubles] == [3, 3]
 

@@ -8,7 +8,6 @@ import torch
 from conformance.doubles.adapters import perturb_adapters
 from conformance.refusals import refused
 from conformance.rollout.digits import load_model
-from conformance.scenarios.configs import not_refused
 from conformance.weights.native_double import NativeDouble
 from conformance.weights.test_native_sender import names_called
 from rollmatch.cli import run as run_module
@@ -84,8 +83,7 @@ def test_the_communicator_is_closed_after_an_error(attach, tmp_path, monkeypatch
     assert [name for name in names_called(double) if name.startswith("sync")] == ["sync", "sync_again"]
     assert [name for name, _ in double.calls][-1] == "close_communicator"
     assert (double.group, double.client) == (None, None)
-    with not_refused():
-        attach(double, client="another").push(tensors_of(3).items(), version=3)
+    attach(double, client="another").push(tensors_of(3).items(), version=3)
     assert double.policy_version == 3
 
 
@@ -186,7 +184,6 @@ def test_a_silent_failure_is_seen(attach):
 def test_a_sync_of_unchanged_weights_changes_nothing(attach):
     double = NativeDouble(tensors_of(1))
     backend, before = attach(double), dict(double.served)
-    with not_refused():
-        backend.push(tensors_of(1).items(), version=backend.policy_version + 1)
+    backend.push(tensors_of(1).items(), version=backend.policy_version + 1)
     assert all(torch.equal(double.served[name], weight) for name, weight in before.items())
     assert double.policy_version == 1
