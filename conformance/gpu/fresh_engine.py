@@ -10,18 +10,12 @@ from rollmatch.cli.learner import set_environment
 
 
 def answers(checkpoint, num_scenes):
-    from conformance.rollout.digits import GREEDY, requests_for, scenes, template_of
+    from conformance.rollout.digits import GREEDY, requests_for, scenes
+    from conformance.rollout.engine import open_engine
     from rollmatch.ranks import Ranks
-    from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
-    arguments = {
-        "kv_cache_memory_bytes": 2**30,
-        "gpu_memory_utilization": 0.05,
-        "max_num_seqs": 64,
-        "limit_mm_per_prompt": {"image": 1, "video": 0},
-    }
-    settings = EngineSettings(model=checkpoint, dtype="float32", max_model_len=512, engine_arguments=arguments)
-    backend = VllmColocateBackend(settings, template_of(), Ranks())
+    room = {"kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.05, "max_num_seqs": 64, "enforce_eager": False}
+    backend = open_engine(Ranks(), model=checkpoint, **room)
     backend.policy_version = 1  # what it read is what is asked for
     return [
         backend.generate([request], GREEDY)[0].response_token_ids for request in requests_for(scenes()[:num_scenes])

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from conformance.cli.started import finish
 from conformance.doubles.architectures import ARCHITECTURES
-from conformance.processes import Running, start
 
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = ROOT / "docs/results/models.json", ROOT / "docs/models.md"
@@ -35,17 +35,9 @@ def main() -> int:
     """Try what the command line names. Returns 1 where a cell is a failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures (default: all)")
-    parser.add_argument("--columns", nargs="*", default=list(COLUMNS), help="columns to try (default: all)")
-    parser.add_argument("--one", action="store_true", help="try one architecture here and print its cells")
-    options = parser.parse_args()
-    if options.one:
-        from conformance.harness.models_trials import try_columns
-
-        sys.stdout.write(json.dumps(try_columns(options.names[0], options.columns)) + "\n")
-        return 0
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"rows": {}}
-    for name in options.names or ARCHITECTURES:
-        cells = in_process(name, options.columns)
+    for name in parser.parse_args().names or ARCHITECTURES:
+        cells = in_process(name, list(COLUMNS))
         sys.stdout.write(f"{name}: {cells}\n")
         known["rows"][name] = known["rows"].get(name, {}) | cells
         known["versions"] = {package: version(package) for package in PACKAGES}
@@ -94,14 +86,10 @@ def outcome_of(trial: Callable[[], None]) -> str:
 
 def in_process(name: str, columns: list[str]) -> dict[str, str]:
     """A process for each: vLLM keeps what it has opened."""
-    command = [sys.executable, "-m", "conformance.harness.models_table", name, "--one", "--columns", *columns]
+    tried = f"from conformance.harness.models_trials import try_columns; try_columns({name!r}, {columns!r})"
     with tempfile.TemporaryDirectory() as folder:
-        running = Running(start(command, log := Path(folder) / "log"), log)
-        try:
-            code = running.process.wait(timeout=900)
-        finally:
-            running.end()
-        output = running.output().splitlines()
+        code, text = finish([sys.executable, "-c", tried], Path(folder) / "log", timeout_s=900)
+    output = text.splitlines()
     lines = [line for line in output if line.startswith("{")]
     if code or not lines:
         return dict.fromkeys(columns, f"failed: process ended with {code}: {output[-1:]}")

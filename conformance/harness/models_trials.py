@@ -1,5 +1,6 @@
 """The trials of ``models_table``: one architecture in this process."""
 
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,16 +31,15 @@ from rollmatch.rollout.backend import Decoding, HfBackend
 from rollmatch.weights.named_weights import named_weights
 
 GREEDY = Decoding(max_new_tokens=6, logprobs=True)
-PROBE_LEN = 600
 MORE_WORDS = {"gemma3": tuple("\n" * count for count in (1, 2, 3, 4))}
 """Added tokens that vLLM's processor asks for, as published tokenizers have them."""
 
 
-def try_columns(name: str, columns: Sequence[str]) -> dict[str, str]:
-    """Column -> outcome."""
+def try_columns(name: str, columns: Sequence[str]) -> None:
+    """Print column -> outcome as a line of JSON."""
     with tempfile.TemporaryDirectory() as folder:
         trials = Trials(name, Path(folder))
-        return {column: outcome_of(getattr(trials, column)) for column in columns}
+        print(json.dumps({column: outcome_of(getattr(trials, column)) for column in columns}))  # noqa: T201
 
 
 class Trials:
@@ -73,7 +73,7 @@ class Trials:
     @cached_property
     def rollouts(self) -> tuple[list[Rollout], list[Rollout]]:
         """Of transformers and of vLLM, by weights that are not those of the files."""
-        from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
+        from conformance.rollout.engine import open_engine
 
         self._check_start()
         model = self.load()
@@ -81,17 +81,8 @@ class Trials:
         with torch.no_grad():
             for weight in model.parameters():
                 weight += 0.02 * torch.randn(weight.shape, generator=generator)
-        arguments = {"kv_cache_memory_bytes": 64 * 2**20, "enforce_eager": True, "max_num_seqs": 4}
-        if self.has_images:
-            arguments["limit_mm_per_prompt"] = {"image": 1}
-        settings = EngineSettings(
-            model=str(self.directory),
-            dtype="float32",
-            max_model_len=PROBE_LEN,
-            tensor_parallel_size=1,
-            engine_arguments=arguments,
-        )
-        engine = VllmColocateBackend(settings, self.template, Ranks())
+        limits = {"image": 1} if self.has_images else {}
+        engine = open_engine(Ranks(), model=self.directory, template=self.template, limit_mm_per_prompt=limits)
         requests = [
             make_request(index, sample=sample, prompt_token_ids=self.template.prompt_token_ids(sample))
             for index, sample in enumerate(self.samples)
