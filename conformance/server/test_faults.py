@@ -1,4 +1,7 @@
-"""Learners and workers that die or fall silent: old weights go on, a new learner gets in, nobody waits for ever."""
+"""Learners and workers that die or fall silent: old weights go on, a new learner gets in, nobody waits for ever.
+
+As a script (``URL PORT VERSION``) it is a learner that is killed in the middle of a sync.
+"""
 
 import os
 import signal
@@ -10,9 +13,11 @@ import requests
 
 from conformance.cli.test_killed_server import stopped
 from conformance.processes import is_healthy, start
-from conformance.server.calls import RawLearner, text_batch
+from conformance.rollout.digits import load_model
+from conformance.server.calls import RawLearner, Server, text_batch
 from conformance.server.instance import ENVIRONMENT, Instance, free_port, running, settings_for
 from conformance.servers.talk import in_thread
+from rollmatch.model.checkpoint import merged_weights
 
 pytestmark = pytest.mark.engine
 
@@ -33,7 +38,7 @@ def settle(server, policies, scene_batch, greedy):
 @pytest.mark.scenario("weight-sync/a-failed-staged-update-leaves-the-old-weights")
 def test_a_learner_killed_in_mid_sync_leaves_the_old_weights(server, policies, scene_batch, greedy, tmp_path):
     before, version = server.infer(scene_batch, **greedy)[0], server.version
-    command = [sys.executable, "-m", "conformance.server.dying_learner", server.url, str(free_port()), str(version + 1)]
+    command = [sys.executable, "-m", "conformance.server.test_faults", server.url, str(free_port()), str(version + 1)]
     died = start(command, tmp_path / "log", environment=os.environ | ENVIRONMENT)
     assert died.wait(timeout=90) == -signal.SIGKILL
     began = time.monotonic()
@@ -150,3 +155,17 @@ def test_workers_do_not_outlive_a_killed_server(tmp_path):
         os.kill(killed.process.pid, signal.SIGKILL)
         killed.process.wait()
         killed.wait_alone(10)
+
+
+def die_in_mid_sync(url, port, version):
+    learner = RawLearner(Server(url), port=int(port), client="dying")
+    weights = {name: tensor.clone().mul_(1.5) for name, tensor in merged_weights(load_model())}
+    assert learner.open()[0] == 200
+    announcement = learner.announcement(weights, version=int(version), sync_id="dying", per_bucket=10)
+    assert learner.announce(announcement) is None
+    learner.send(announcement, weights, num_buckets=len(announcement["buckets"]) // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    die_in_mid_sync(*sys.argv[1:])

@@ -1,17 +1,28 @@
-"""Two learner ranks on gloo whose rollouts come back at different times: one gradient, one order, one end."""
+"""Two learner ranks on gloo whose rollouts come back at different times: one gradient, one order, one end.
+
+As a script (``FOLDER OVERRIDE...``) it is one of the ranks, beside servers in its process, once in each mode.
+"""
 
 import json
 import sys
+import time
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from conformance.cli.started import finish_two_ranks, in_time, journals_of
 from conformance.harness.judge import judge
+from conformance.trainer.overlapped import overlapped
+from conformance.trainer.small_run import weights_of
+from rollmatch.rollout.retry import ServerRestarted
 
-WORKER = ("-m", "conformance.trainer.overlap_worker")
+WORKER = ("-m", "conformance.trainer.test_overlap_ddp")
+RESTARTED = "-restarted"
+"""Of a run in which a server is restarted under rank 1 in the middle of each step."""
+MODES = ("off", "stream", "ahead", f"off{RESTARTED}", f"stream{RESTARTED}", f"ahead{RESTARTED}")
 STEPS = (
     *("training.packing=false", "training.per_device_train_batch_size=1", "training.gradient_accumulation_steps=2"),
     *("training.max_steps=2", "training.learning_rate=0.1", "custom.extra.rollout_matching.max_new_tokens=8"),
@@ -33,7 +44,7 @@ def weights(folder, mode, rank):
     )
 
 
-@pytest.mark.parametrize("mode", ["stream", "ahead", "off-restarted", "stream-restarted", "ahead-restarted"])
+@pytest.mark.parametrize("mode", MODES[1:])
 def test_both_ranks_end_with_the_same_weights(two_ranks, mode):
     assert torch.equal(weights(two_ranks, mode, 0), weights(two_ranks, mode, 1))
 
@@ -75,3 +86,29 @@ def test_a_restart_under_one_rank_is_answered_by_a_sync_on_both(two_ranks, mode)
     if mode != "ahead":  # where the next step's rollouts become fresher
         expected = weights(two_ranks, "off", 0)
         assert (weights(two_ranks, f"{mode}-restarted", 0) - expected).norm() < TOLERANCE * expected.norm()
+
+
+def run(folder: Path, mode: str, *overrides: str) -> None:
+    """Write weights and losses."""
+    trainer, servers = overlapped(folder / mode, mode.removesuffix(RESTARTED), *overrides, is_shallow=True)
+    rank = trainer.source.ranks.rank
+
+    def before_call(server: int, ids: list[int]) -> None:
+        if mode.endswith(RESTARTED) and rank == 1 and servers.policy_version % 2:  # the first version of each step
+            servers.is_well = lambda: False
+            raise ServerRestarted("was restarted")
+        # The ranks' parts come back at different times: rank 1 waits for its last one.
+        time.sleep(0.4 if rank and ids == trainer.last else 0.0)
+
+    servers.before_call = before_call
+    window = trainer.plan.at(0)
+    trainer.last = [trainer.train_dataset[window.sample_indices[-1]].sample_id]
+    trainer.train()
+    save_file(weights_of(trainer.model), folder / f"{mode}-rank{rank}.safetensors")
+    log = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    (folder / f"{mode}-rank{rank}.json").write_text(json.dumps(log))
+
+
+if __name__ == "__main__":
+    for mode in MODES:
+        run(Path(sys.argv[1]), mode, *sys.argv[2:])
