@@ -162,9 +162,9 @@ class Running:
             assert time.monotonic() < deadline, f"waited for {timeout_s} s:\n{self.output()[-3000:]}"
             time.sleep(0.05)
 
-    def wait_healthy(self, health: str) -> None:
-        """Wait until ``GET health`` returns 200."""
-        self.wait_until(lambda: is_healthy(health))
+    def wait_healthy(self, url: str) -> None:
+        """Wait until the server says so."""
+        self.wait_until(lambda: is_healthy(url))
         self.members()
 
     def members(self) -> list[psutil.Process]:
@@ -200,21 +200,24 @@ class Running:
 
 @contextmanager
 def stopped(*running: psutil.Process) -> Iterator[None]:
-    """They do nothing inside; one that was killed there is not woken."""
-    for process in running:
-        process.send_signal(signal.SIGSTOP)
+    """They do nothing inside; one that has ended is passed over."""
+
+    def send_all(number: int) -> None:
+        for process in running:
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                process.send_signal(number)
+
+    send_all(signal.SIGSTOP)
     try:
         yield
     finally:
-        for process in running:
-            with suppress(psutil.NoSuchProcess, ProcessLookupError):
-                process.send_signal(signal.SIGCONT)
+        send_all(signal.SIGCONT)
 
 
 def is_healthy(url: str) -> bool:
-    """Whether ``GET url`` returns 200."""
+    """Whether a server answers, and says so; stock servers know the route without a slash only."""
     try:
-        return requests.get(url, timeout=5).status_code == 200
+        return any(requests.get(f"{url}/health{end}", timeout=5).status_code == 200 for end in ("/", ""))
     except requests.RequestException:
         return False
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from conformance.cli.started import finish_two_ranks
+from conformance.cli.started import finish_ranks
 from rollmatch import ranks as ranks_module
 from rollmatch.ranks import Ranks
 
@@ -34,7 +34,7 @@ def results(tmp_path_factory):
     """What each of two ranks saw."""
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "results.py").write_text(SCRIPT)
-    finish_two_ranks(folder, sys.executable, str(folder / "results.py"), str(folder))
+    finish_ranks(folder, 2, sys.executable, str(folder / "results.py"), str(folder))
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 

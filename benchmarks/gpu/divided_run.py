@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.cli.division import GRPO, typed
-from conformance.cli.started import finish, in_time, is_healthy, journals_of, keep, started
+from conformance.cli.started import finish, in_time, journals_of, keep, started
 from conformance.gpu.memory_watch import MemoryWatch
 from conformance.harness.judge import judge
 from conformance.server.instance import free_port
@@ -64,7 +64,7 @@ class DividedRun:
         """Ready, after that many seconds."""
         began = time.monotonic()
         with started(self.serve_command(), self.folder / "server.txt") as server:
-            server.wait_until(lambda: is_healthy(self.url))
+            server.wait_healthy(self.url)
             yield time.monotonic() - began
 
     def learn(self):

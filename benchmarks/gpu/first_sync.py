@@ -24,7 +24,7 @@ from benchmarks.gpu.grpo_sides import VLLM, our_config
 from benchmarks.gpu.grpo_step import FULL, TINY
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.report import RESULTS, folder_of
-from conformance.cli.started import finish, is_healthy, journal_of, started
+from conformance.cli.started import finish, journal_of, started
 from conformance.server.instance import free_port
 from rollmatch.cli.assemble import make_backend, make_template
 from rollmatch.cli.learner import set_environment
@@ -154,7 +154,7 @@ def server_of(config, folder, words, options):
     url = next(word for word in words if "base_url" in word).partition("=")[2]
     command = [sys.executable, "-m", "rollmatch", "serve", str(config), *words, *gpus]
     with started(command, folder / "server.txt") as server:
-        server.wait_until(lambda: is_healthy(url))
+        server.wait_healthy(url)
         yield
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.gpu.four_billion import SMALL_MODEL
-from conformance.cli.started import finish, is_healthy, journal_of, started
+from conformance.cli.started import finish, journal_of, started
 from conformance.rollout.digits import ROOT
 from conformance.server.instance import free_port
 
@@ -119,7 +119,7 @@ class GrpoSide:
 
     def wait_ready(self):
         """Seconds since it was started."""
-        self.server.wait_until(lambda: is_healthy(self.url))
+        self.server.wait_healthy(self.url)
         return time.monotonic() - self.began
 
 

@@ -16,7 +16,7 @@ from benchmarks.overlap.pinned import MATCHING, MODES
 from benchmarks.overlap.steps import busy, samples_of, steps_of
 from conformance.cli.division import MATCHING as CONFIG
 from conformance.cli.division import typed
-from conformance.cli.started import finish, is_healthy, journal_of, started
+from conformance.cli.started import finish, journal_of, started
 from conformance.server.instance import free_port
 
 BAR = 1.3
@@ -46,7 +46,7 @@ class Runs:
     def server(self):
         command = typed("serve", CONFIG, self.options.replicas, self.overrides)
         with started(command, self.folder / "server.txt") as server:
-            server.wait_until(lambda: is_healthy(self.url))
+            server.wait_healthy(self.url)
             yield
 
     def learn(self, mode, seed):

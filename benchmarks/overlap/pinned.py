@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from conformance.cli.started import Started, cli_command, is_healthy, journal_of, started
+from conformance.cli.started import Started, cli_command, journal_of, started
 from conformance.rollout.digits import ROOT, absolute
 from conformance.server.instance import free_port
 from rollmatch.config import load_config
@@ -94,7 +93,7 @@ def served(folder: Path, settings: Sequence[str], cores: Sequence[int]) -> Itera
             for place, core in enumerate(cores)
         ]
         for server, address in zip(running, addresses, strict=True):
-            server.wait_until(partial(is_healthy, address.base_url))
+            server.wait_healthy(address.base_url)
         yield running
 
 

@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 
+from conformance.campaign.observe import out_of_order
 from conformance.campaign.small_learner import STEPS, LearnerKilled, SmallLearner, plan_of
 from conformance.cli.started import in_time, journals_of
 from conformance.doubles.http_server import MSGPACK, http_server, is_packed, send
@@ -212,22 +213,18 @@ def judged(journals, outcomes, shape):
         wrong.append(f"not finished after {len(outcomes)} runs")
     age, taught = int(shape.mode == "ahead"), []
     for rank, events in enumerate(journals):
-        plan, learned, following = plan_of(shape.num_ranks, rank), {}, 0
-        for event in events:
-            if event["event"] == "run":
-                following = event["resumed_from"]
-            if event["event"] != "learned":
-                continue
-            step, ids = event["step"], event["sample_ids"]
-            if step != following or ids != list(plan.at(step).sample_indices):
-                wrong.append(f"rank {rank} learned samples {ids} of step {step}, where step {following} was to follow")
-            learned[step], following = ids, step + 1
-            for index, (weights, first), sent in zip(ids, event["read"], event["sent"], strict=True):
+        steps = [event for event in events if event["event"] == "learned"]
+        wrong += [
+            f"rank {rank} {problem}" for problem in out_of_order(events, plan_of(shape.num_ranks, rank), "learned")
+        ]
+        for event in steps:
+            step = event["step"]
+            for index, (weights, first), sent in zip(event["sample_ids"], event["read"], event["sent"], strict=True):
                 if first != 100 + index or weights != sent + 1 or not step - age <= sent <= step:
                     wrong.append(
                         f"step {step}, sample {index}: {first - 100} answered by weights of step {weights - 1}"
                     )
-        taught += chain.from_iterable(learned.values())
+        taught += chain.from_iterable({event["step"]: event["sample_ids"] for event in steps}.values())
     if outcomes[-1] == "finished" and sorted(taught) != list(range(len(taught))):
         wrong.append(f"samples were lost or repeated: {taught}")
     return wrong

@@ -100,27 +100,35 @@ def name_of_end(code, output):
     return named[1]
 
 
+def out_of_order(events, plan, *kinds):
+    """What a rank did with other samples, or at another step, than was to follow, in words."""
+    following = {}
+    for event in events:
+        kind, step = event["event"], event.get("step")
+        if kind == "run":
+            following = dict.fromkeys(kinds, event["resumed_from"] or 0)
+        elif kind in kinds and event.get("purpose") != "eval":
+            ids, wanted = event["sample_ids"], list(plan.at(step).sample_indices)
+            if kind == "packed":
+                ids, wanted = sorted(chain(*ids)), sorted(wanted)
+            if step != following[kind] or ids != wanted:
+                yield f"{kind} {ids} at step {step}, where {following[kind]} was to follow"
+            following[kind] = step + 1
+
+
 def judge_story(journals, *, mode, num_samples, accumulation):
     """What is wrong with the journals of a run, one per rank, in words."""
     wrong = [f"{b.rule}: {b.problem}" for b in judge(in_time(journals), max_staleness=int(mode == "ahead"))]
     shape = StepShape(batch_size=1, accumulation=accumulation, learner_world_size=len(journals))
     for rank, events in enumerate(journals):
-        plan, following, saved = WindowPlan(num_samples, seed=42, shape=shape, rank=rank), {}, [0]
+        plan, saved = WindowPlan(num_samples, seed=42, shape=shape, rank=rank), [0]
+        wrong += [f"rank {rank} {problem}" for problem in out_of_order(events, plan, "requested", "packed")]
         for event in events:
-            kind, step = event["event"], event.get("step")
-            if kind == "run":
+            if event["event"] == "run":
                 start = event["resumed_from"] or 0
-                following = {"requested": start, "packed": start}
                 if start < min(saved[-2:]):  # the newest may have been damaged
                     wrong.append(f"rank {rank} went on from step {start}, though {saved[-2:]} were saved")
                 saved = [each for each in saved if each <= start]
-            elif kind == "saved":
-                saved.append(step)
-            elif kind == "packed" or (kind == "requested" and event["purpose"] == "train"):
-                ids, wanted = event["sample_ids"], list(plan.at(step).sample_indices)
-                if kind == "packed":
-                    ids, wanted = sorted(chain(*ids)), sorted(wanted)
-                if step != following[kind] or ids != wanted:
-                    wrong.append(f"rank {rank} {kind} {ids} at step {step}, where {following[kind]} was to follow")
-                following[kind] = step + 1
+            elif event["event"] == "saved":
+                saved.append(event["step"])
     return wrong

@@ -11,7 +11,6 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ import psutil
 from conformance.campaign.observe import JournalTail, judge_story, name_of_end
 from conformance.cli.division import MATCHING, SMALL, VLLM, named, typed
 from conformance.cli.started import Started, journals_of, rank_variables
+from conformance.processes import stopped
 from conformance.rollout.digits import absolute, write_cut
 from conformance.server.instance import free_port
 from rollmatch.checkpoint import checkpoints_in
@@ -70,7 +70,7 @@ class StruckRun:
         command = make_command(config, gpus=("0",), server_index=None, on_gpu=False)
         began, self.num_started = time.monotonic(), self.num_started + 1
         self.server = Started([*command.words], self.folder / f"{self.num_started}-server.txt", **command.environment)
-        self.server.wait_healthy(f"http://127.0.0.1:{self.http}/health/")
+        self.server.wait_healthy(f"http://127.0.0.1:{self.http}")
         self.restart_s += time.monotonic() - began
         self.looks.watch(self.http)
 
@@ -116,11 +116,8 @@ class StruckRun:
     def stop(self, members):
         """SIGSTOP for less time than anybody's patience."""
         self.looks.ignore()
-        for change, seconds in (("suspend", self.chance.uniform(0.3, 5.0)), ("resume", 0.0)):
-            for process in members:
-                with suppress(psutil.NoSuchProcess):
-                    getattr(process, change)()
-            time.sleep(seconds)
+        with stopped(*members):
+            time.sleep(self.chance.uniform(0.3, 5.0))
         self.looks.watch(self.http)
 
     def replace_server(self):
@@ -134,16 +131,11 @@ class StruckRun:
         if not self.tail.wait_for(lambda event: event["event"] == "packed", self.is_running, BOUND_S):
             return False
         self.looks.ignore()
-        workers = self.server.workers()
-        for process in workers:
-            process.suspend()
-        self.tail.wait_for(lambda event: event["event"] == "step", self.is_running, BOUND_S)
-        time.sleep(0.7)
-        self.struck_at = time.monotonic()
-        self.server.process.kill()
-        for process in workers:
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
+        with stopped(*self.server.workers()):
+            self.tail.wait_for(lambda event: event["event"] == "step", self.is_running, BOUND_S)
+            time.sleep(0.7)
+            self.struck_at = time.monotonic()
+            self.server.process.kill()
         self.replace_server()
         return True
 
@@ -152,11 +144,8 @@ class StruckRun:
         self.looks.ignore()
         for worker in self.server.workers()[:1]:
             worker.kill()
-        deadline = time.monotonic() + BOUND_S
-        while self.server.process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if not self.server.process.poll():
-            self.wrong.append(f"a server without its engine ended with {self.server.process.poll()}")
+        if self.server.wait(BOUND_S) == 0:
+            self.wrong.append("a server without its engine ended with 0")
         self.replace_server()
 
     def damage(self, kind):
@@ -194,12 +183,8 @@ class StruckRun:
         """A signal for all ranks, which ends them in time."""
         for rank in self.ranks:
             rank.process.send_signal(number)
-        deadline = time.monotonic() + BOUND_S
-        while any(rank.process.poll() is None for rank in self.ranks):
-            if time.monotonic() > deadline:
-                self.wrong.append(f"hang: a rank still runs {BOUND_S:g} s after signal {number}")
-                break
-            time.sleep(0.02)
+        for rank in self.ranks:
+            rank.wait(BOUND_S)
         self.note_ends()
 
     def note_ends(self):

@@ -5,11 +5,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 
-from conformance import processes
 from conformance.processes import Running, start
 from conformance.rollout.digits import CONFIG, ROOT, absolute
 from conformance.server.instance import free_port
@@ -86,19 +85,11 @@ def started_ranks(folder: Path, num_ranks: int, *command: str, **variables: str)
         ]
 
 
-def two_ranks(folder: Path, *command: str) -> AbstractContextManager[list[Started]]:
-    return started_ranks(folder, 2, *command)
-
-
 def finish_ranks(folder: Path, num_ranks: int, *command: str, **variables: str) -> None:
     """All end with 0."""
     with started_ranks(folder, num_ranks, *command, **variables) as ranks:
         codes = [rank.wait() for rank in ranks]
         assert codes == [0] * num_ranks, "\n".join(rank.output()[-3000:] for rank in ranks)
-
-
-def finish_two_ranks(folder: Path, *command: str) -> None:
-    finish_ranks(folder, 2, *command)
 
 
 def journal_of(directory: Path, event: str | None, *, name: str = "journal.jsonl") -> list[dict]:
@@ -121,8 +112,3 @@ def in_time(journals: Iterable[list[dict]]) -> list[dict]:
 def keep(trace: Iterable[dict], path: Path) -> None:
     """A journal that can be committed: paths in it begin at the root of the repository."""
     path.write_text("".join(json.dumps(event) + "\n" for event in trace).replace(f"{ROOT}/", ""))
-
-
-def is_healthy(url: str) -> bool:
-    """Whether a server answers, and says so; stock servers know the route without a slash only."""
-    return any(processes.is_healthy(f"{url}/health{end}") for end in ("/", ""))

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from conformance.cli.started import two_ranks
+from conformance.cli.started import started_ranks
 from rollmatch.journal import read_journal
 from rollmatch.ranks import Journal, Ranks
 from rollmatch.rollout.fence import Fence
@@ -26,7 +26,7 @@ PROCESS_GROUP_TIMEOUT_S = 20
 
 def run_two(folder):
     """Exit codes, and the seconds that rank 0 went on after rank 1 had ended."""
-    with two_ranks(folder, sys.executable, str(SCRIPT), str(folder), str(PROCESS_GROUP_TIMEOUT_S)) as ranks:
+    with started_ranks(folder, 2, sys.executable, str(SCRIPT), str(folder), str(PROCESS_GROUP_TIMEOUT_S)) as ranks:
         code_of_dead = ranks[1].wait()
         began = time.monotonic()
         return [ranks[0].wait(), code_of_dead], time.monotonic() - began

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from conformance.cli.division import BESIDE_DOUBLES, VLLM
-from conformance.cli.started import finish_two_ranks, in_time, journal_of, journals_of, train_command
+from conformance.cli.started import finish_ranks, in_time, journal_of, journals_of, train_command
 from conformance.doubles.answering_server import AnsweringServer
 from conformance.harness.judge import judge
 from conformance.rollout.digits import cut, load_model, template_of, write_cut
@@ -71,7 +71,7 @@ def learned(folder, num_servers, lists):
             f"{VLLM}.server.servers_file={listed.path}",
             f"training.output_dir={out}",
         )
-        finish_two_ranks(folder, *train_command(*words, f"model.model={model}"))
+        finish_ranks(folder, 2, *train_command(*words, f"model.model={model}"))
     return SimpleNamespace(
         urls=urls,
         servers=servers,

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from conformance.cli.division import MATCHING, SMALL, named, typed
-from conformance.cli.started import is_healthy, journal_of, started
+from conformance.cli.started import journal_of, started
 from conformance.harness.judge import judge
 from conformance.processes import stopped
 from conformance.server.instance import free_port
@@ -30,7 +30,7 @@ def server_of(run, gpus="0"):
     run.num_servers += 1
     command = typed("serve", MATCHING, gpus, run.overrides)
     with started(command, run.folder / f"server{run.num_servers}.txt") as server:
-        server.wait_until(lambda: is_healthy(run.url))
+        server.wait_healthy(run.url)
         yield server
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from conformance.cli.division import MATCHING, VLLM, typed
 from conformance.cli.ray_nodes import own_address, ray_nodes
-from conformance.cli.started import cli_command, finish, finish_two_ranks, in_time, journal_of, journals_of, started
+from conformance.cli.started import cli_command, finish, finish_ranks, in_time, journal_of, journals_of, started
 from conformance.cli.test_killed_server import wait_for_sync
 from conformance.cli.up_run import left_of, lose, now, overrides_of, starts_of, up
 from conformance.harness.judge import judge
@@ -172,7 +172,7 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     _, overrides = overrides_of(folder / "run", *ALONE, steps=STEPS, saved_at=SAVED_AT)
     with started(typed("serve", MATCHING, "0", overrides), folder / "server.txt"):
-        finish_two_ranks(folder, *cli_command("train", MATCHING, *overrides))
+        finish_ranks(folder, 2, *cli_command("train", MATCHING, *overrides))
     return SimpleNamespace(out=folder / "run")
 
 

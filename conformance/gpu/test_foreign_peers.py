@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conformance.cli.division import VLLM, typed
 from conformance.cli.one_step import take_steps
-from conformance.cli.started import finish, is_healthy, started
+from conformance.cli.started import finish, started
 from conformance.gpu.places import place, put_at
 from conformance.gpu.trl_trainer import MAX_TOKENS, MODEL, NUM_PROMPTS, NUM_STEPS, prompts
 from conformance.rollout.digits import ROOT
@@ -68,7 +68,7 @@ def test_a_server_answers_by_the_weights_of_every_step(tmp_path, monkeypatch, ma
     port = free_port()
     variables = place(0) | {"VLLM_SERVER_DEV_MODE": "1"}
     with started(make_command(port), tmp_path / "server.txt", **variables) as server:
-        server.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
+        server.wait_healthy(f"http://127.0.0.1:{port}")
         put_at(1, tmp_path, monkeypatch)
         overrides = ("custom.extra.grpo.eval_temperature=0", "training.lr_scheduler_type=constant")
         try:
@@ -86,7 +86,7 @@ def test_our_server_answers_by_the_weights_of_trl_s_trainer(tmp_path):
         *("-m", "conformance.gpu.trl_trainer", url, str(group_port), str(out)),
     ]
     with started(our_server(port), tmp_path / "server.txt", **place(0)) as server:
-        server.wait_until(lambda: is_healthy(url))
+        server.wait_healthy(url)
         variables = place(1) | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
         code, output = finish(trainer, tmp_path / "trainer.txt", **variables)
         assert code == 0, output[-3000:] + server.output()[-3000:]

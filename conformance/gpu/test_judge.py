@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from conformance.cli.division import VLLM, typed
-from conformance.cli.started import finish, is_healthy, started
+from conformance.cli.started import finish, started
 from conformance.gpu.places import place
 from conformance.gpu.test_foreign_peers import ENGINE, STOCK_OPTIONS, TRL, VLLM_SERVE, spelled
 from conformance.gpu.test_topologies import server_overrides
@@ -44,7 +44,7 @@ def test_updates_over_nccl_are_judged(tmp_path, server, dialects):
     port = free_port()
     verdicts = {}
     with started(COMMANDS[server](str(port)), tmp_path / "server.txt", **place(0), VLLM_SERVER_DEV_MODE="1") as running:
-        running.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
+        running.wait_healthy(f"http://127.0.0.1:{port}")
         for dialect in dialects:
             path = tmp_path / f"{dialect}.json"
             words = [f"http://127.0.0.1:{port}", "--dialect", dialect, "--model", str(MODEL), "--tolerance", TOLERANCE]

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conformance.cli.division import GRPO, SMALL, VLLM, named, typed
 from conformance.cli.one_step import take_steps
-from conformance.cli.started import finish, is_healthy, started
+from conformance.cli.started import finish, started
 from conformance.cli.test_swift_rlhf import STEPS, check_steps
 from conformance.gpu.places import gpu_of, place, put_at
 from conformance.gpu.test_foreign_peers import greedy_answers_of_transformers, our_server
@@ -62,7 +62,7 @@ def test_swift_s_server_answers_by_the_weights_of_every_step(tmp_path, monkeypat
     url = f"http://127.0.0.1:{port}"
     own = (f"{VLLM}.mode=server", f"{VLLM}.server.base_url={url}", f"{VLLM}.server.group_port={free_port()}")
     with started(typed("serve", CONFIG, "0", (*own, *SWIFT)), tmp_path / "server.txt", **place(0)) as server:
-        server.wait_until(lambda: is_healthy(url))
+        server.wait_healthy(url)
         put_at(1, tmp_path, monkeypatch)
         try:
             take_steps(CONFIG, url, tmp_path, *SWIFT, num_steps=3)
@@ -82,7 +82,7 @@ def test_swift_s_learner_trains_with_our_server_on_gpus(tmp_path):
     )
     learner = typed("train", GRPO, gpu_of(1), overrides, "--engine", "swift", "--wait-timeout", "200")
     with started(typed("serve", GRPO, "0", overrides), tmp_path / "server.txt", **place(0)) as server:
-        server.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
+        server.wait_healthy(f"http://127.0.0.1:{port}")
         code, output = finish(learner, tmp_path / "learner.txt", **place(1))
         assert code == 0, output[-3000:] + server.output()[-3000:]
         health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()
@@ -118,7 +118,7 @@ def test_our_server_answers_by_the_weights_of_verifiers_client(tmp_path):
     model.save_pretrained(changed)
     AutoTokenizer.from_pretrained(MODEL).save_pretrained(changed)
     with started(our_server(port), tmp_path / "server.txt", **place(0)) as server:
-        server.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
+        server.wait_healthy(f"http://127.0.0.1:{port}")
         assert greedy_answers(f"http://127.0.0.1:{port}") == greedy_answers_of_transformers(MODEL)
         sent = [python_of("verifiers"), "-c", SEND, str(port), str(group_port), str(changed)]
         code = subprocess.run(sent, env=os.environ | place(1), timeout=200, capture_output=True, text=True)

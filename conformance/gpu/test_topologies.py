@@ -10,7 +10,7 @@ import pytest
 import requests
 
 from conformance.cli.division import VLLM, typed
-from conformance.cli.started import finish, in_time, is_healthy, journals_of, keep, started
+from conformance.cli.started import finish, in_time, journals_of, keep, started
 from conformance.gpu.greedy import answers
 from conformance.harness.judge import judge
 from conformance.rollout.digits import CONFIG, ROOT, absolute, template_of
@@ -123,7 +123,7 @@ def test_a_server_rolls_out_and_a_learner_learns(tmp_path, name):
     out, port = tmp_path / name, free_port()
     overrides = (*overrides_for(out), *server_overrides([port], [free_port()], **sizes), eager(sizes.get("tensor", 1)))
     with started(typed("serve", CONFIG, replicas, overrides), tmp_path / "server.txt") as server:
-        server.wait_until(lambda: is_healthy(f"http://127.0.0.1:{port}"))
+        server.wait_healthy(f"http://127.0.0.1:{port}")
         code, text = finish(typed("train", CONFIG, learners, overrides), tmp_path / "learner.txt")
         assert code == 0, text[-3000:] + server.output()[-3000:]
         health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()

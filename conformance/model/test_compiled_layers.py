@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch._dynamo.utils import counters
 
-from conformance.cli.started import finish_two_ranks
+from conformance.cli.started import finish_ranks
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from conformance.learn.models import assert_same_gradients, gradients, make_packed_model, packed_logits, padded_logits
 from conformance.learn.segments import make_row, make_segment
@@ -107,7 +107,7 @@ def test_packed_rows_of_any_length_have_the_same_loss_and_gradients(adapter, che
 @pytest.mark.wide
 def test_ranks_that_hold_parts_of_the_layers_learn_the_same_by_few_whole_graphs(tmp_path):
     (tmp_path / "split.py").write_text(SPLIT)
-    finish_two_ranks(tmp_path, sys.executable, str(tmp_path / "split.py"), str(tmp_path))
+    finish_ranks(tmp_path, 2, sys.executable, str(tmp_path / "split.py"), str(tmp_path))
     for rank in (0, 1):
         found = json.loads((tmp_path / f"rank{rank}.json").read_text())
         plain, compiled = found["losses"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from conformance.cli.started import finish_two_ranks
+from conformance.cli.started import finish_ranks
 from conformance.rollout.digits import load_model, perturb, requests_for, scenes, template_of, tokens_of
 from conformance.rollout.engine import open_engine
 from rollmatch.model.checkpoint import merged_weights
@@ -30,7 +30,7 @@ def shared_memory():
 def answers(tmp_path_factory):
     """Of both ranks: name -> [request id, response]."""
     folder, before = tmp_path_factory.mktemp("tensor_parallel"), shared_memory()
-    finish_two_ranks(folder, sys.executable, *WORKER, str(folder))
+    finish_ranks(folder, 2, sys.executable, *WORKER, str(folder))
     assert shared_memory() <= before  # what the ranks shared is gone with them
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in SHARES]
 

@@ -44,7 +44,7 @@ class Instance(Running):
         self.server = Server(self.url, key=key)
 
     def wait_ready(self):
-        self.wait_healthy(f"{self.url}/health/")
+        self.wait_healthy(self.url)
         return self
 
     def leave(self):

@@ -57,7 +57,7 @@ def stock_server(directory, *flags):
     process = start([*command, "--enforce-eager", *flags], log, environment=environment)
     server = Running(process, log)
     try:
-        server.wait_healthy(f"http://127.0.0.1:{port}/health")
+        server.wait_healthy(f"http://127.0.0.1:{port}")
         yield f"http://127.0.0.1:{port}"
     finally:
         server.end()

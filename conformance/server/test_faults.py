@@ -140,7 +140,7 @@ def test_a_dead_worker_turns_health_red_and_ends_running_calls(fragile, policies
     began = time.monotonic()
     status, body = call.result()
     assert (status, body["code"]) == (503, "worker-dead")
-    while is_healthy(f"{fragile.url}/health/"):
+    while is_healthy(fragile.url):
         time.sleep(0.1)
     assert time.monotonic() - began < 10
     assert fragile.process.wait(timeout=90) == 1

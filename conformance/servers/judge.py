@@ -17,7 +17,6 @@ from conformance.rollout.digits import MODEL
 from conformance.servers.check import MISSED, PASSED, Check, judge
 from conformance.servers.checks import checks_for
 from conformance.servers.command import say
-from conformance.servers.dialects import DIALECTS
 from conformance.servers.exchange import Exchange
 from conformance.servers.install import InstallFailed
 from conformance.servers.known import BY_NAME, KNOWN, Known, UnknownServer, find_known
@@ -68,7 +67,7 @@ class Judging:
         self._subject = None
 
     def _start(self, key: str = "") -> Subject:
-        known, port, dialect = self.known, free_port(), DIALECTS[self.known.dialect]()
+        known, port = self.known, free_port()
         self.num_starts += 1
         log, url = self.folder / f"{known.server}-{self.num_starts}.log", f"http://127.0.0.1:{port}"
         environment = os.environ | known.variables(key)
@@ -83,7 +82,7 @@ class Judging:
             )
         server = Running(process, log)
         try:
-            server.wait_healthy(url + dialect.health_path)
+            server.wait_healthy(url)
         except BaseException:
             server.end()
             raise

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.started import HF, finish_two_ranks, in_time, journal_of, journals_of, train_command, two_ranks
+from conformance.cli.started import HF, finish_ranks, in_time, journal_of, journals_of, started_ranks, train_command
 from conformance.rollout.digits import write_cut
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
 from rollmatch.cli.run_directory import last_checkpoint
@@ -28,7 +28,7 @@ def pair_of_ranks(request, tmp_path_factory):
     """Two ranks of two samples each."""
     folder = tmp_path_factory.mktemp("two_ranks")
     overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2", f"training.strategy={request.param}")
-    finish_two_ranks(folder, sys.executable, *WORKER, "digits", str(folder), *overrides)
+    finish_ranks(folder, 2, sys.executable, *WORKER, "digits", str(folder), *overrides)
     return folder
 
 
@@ -62,7 +62,7 @@ def test_a_rank_whose_batch_has_no_image_learns_with_the_others(tmp_path):
     for strategy in ("ddp", "fsdp2"):
         (out := tmp_path / strategy).mkdir()
         words = ("mixed", str(out), *overrides, f"training.strategy={strategy}")
-        finish_two_ranks(out, sys.executable, *WORKER, *words)
+        finish_ranks(out, 2, sys.executable, *WORKER, *words)
         steps = zip(*journals_of(out, "packed", num_ranks=2), strict=True)
         kinds = [{sample_id % 2 for row in ranks for sample_id in chain(*row["sample_ids"])} for ranks in steps]
         assert {0, 1} in kinds, "no step had an image on one rank alone"
@@ -122,7 +122,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(tm
     narrow = ("global_max_length=330", "training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=8")
     small = f"model.model={write_cut(tmp_path / 'model')}"
     command = train_command(*overrides, *narrow, small)
-    with two_ranks(tmp_path, *command) as ranks:
+    with started_ranks(tmp_path, 2, *command) as ranks:
         ranks[0].wait_until(lambda: len(journal_of(out, "step")) >= 2)
         ranks[1].process.send_signal(signal.SIGINT)
         for rank in ranks:

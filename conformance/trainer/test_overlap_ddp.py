@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conformance.cli.started import finish_two_ranks, in_time, journals_of
+from conformance.cli.started import finish_ranks, in_time, journals_of
 from conformance.harness.judge import judge
 from conformance.trainer.overlapped import overlapped
 from conformance.trainer.small_run import weights_of
@@ -34,7 +34,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_ranks")
-    finish_two_ranks(folder, sys.executable, *WORKER, str(folder), *STEPS)
+    finish_ranks(folder, 2, sys.executable, *WORKER, str(folder), *STEPS)
     return folder
 
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 from safetensors.torch import load_file
 
-from conformance.cli.started import finish_two_ranks
+from conformance.cli.started import finish_ranks
 from conformance.refusals import refused
 from conformance.trainer.small_run import make_trainer
 from rollmatch.ranks import Ranks
@@ -37,7 +37,7 @@ def test_split_weights_learn_what_whole_ones_learn(name, tmp_path):
     for strategy in ("ddp", "fsdp2"):
         (tmp_path / strategy).mkdir()
         words = ("episodes", str(tmp_path / strategy), *TWO, *RUNS[name], f"training.strategy={strategy}")
-        finish_two_ranks(tmp_path / strategy, sys.executable, *WORKER, *words)
+        finish_ranks(tmp_path / strategy, 2, sys.executable, *WORKER, *words)
     for split, whole in zip(*(losses_of(tmp_path / strategy) for strategy in ("fsdp2", "ddp")), strict=True):
         assert split == pytest.approx(whole, rel=TOLERANCE, abs=1e-6)
     split, whole = (load_file(tmp_path / strategy / "rank0.safetensors") for strategy in ("fsdp2", "ddp"))

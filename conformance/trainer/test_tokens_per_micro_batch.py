@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.started import finish_ranks, finish_two_ranks, journals_of
+from conformance.cli.started import finish_ranks, journals_of
 from conformance.trainer import turns
 from conformance.trainer.small_run import events, make_trainer, step_between, trained, weights_of
 from conformance.trainer.test_grpo import GRPO, SAMPLES, WINDOW
@@ -120,7 +120,7 @@ def pair_of_ranks(request, tmp_path_factory):
     task, strategy = request.param
     overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2", f"training.strategy={strategy}")
     words = (*overrides, *LONG_ROWS, "training.save_steps=1")
-    finish_two_ranks(folder, sys.executable, *WORKER, task, str(folder), *words)
+    finish_ranks(folder, 2, sys.executable, *WORKER, task, str(folder), *words)
     return task, folder, words
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.started import finish_two_ranks, journals_of
+from conformance.cli.started import finish_ranks, journals_of
 from conformance.trainer.small_run import events, step_between, weights_of
 from conformance.trainer.turns import make_trainer
 
@@ -44,7 +44,7 @@ def two_ranks(tmp_path_factory):
     """Two ranks of one sample a step each."""
     folder = tmp_path_factory.mktemp("two_ranks")
     words = ("turns", str(folder), "training.per_device_train_batch_size=1")
-    finish_two_ranks(folder, sys.executable, *WORKER, *words)
+    finish_ranks(folder, 2, sys.executable, *WORKER, *words)
     return folder
 
 

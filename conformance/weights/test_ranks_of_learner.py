@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conformance.cli.started import two_ranks
+from conformance.cli.started import started_ranks
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from conformance.weights.ranks_of_learner import BUCKET_BYTES, LiveBytes, make_model, train
@@ -25,7 +25,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     double = NativeDouble({name: as_served(name, weight) * 0 for name, weight in merged_weights(make_model())})
     with serving(double) as (url,):
-        with two_ranks(folder, sys.executable, str(SCRIPT), url, str(free_port()), str(folder)) as ranks:
+        with started_ranks(folder, 2, sys.executable, str(SCRIPT), url, str(free_port()), str(folder)) as ranks:
             ranks[0].wait_until(lambda: all((folder / f"ready{rank}").exists() for rank in (0, 1)))
             double.faults = {"refuse": "tensor-shape-mismatch"}
             (folder / "go").touch()
