@@ -154,8 +154,9 @@ class StruckRun:
             with (self.out / "journal.jsonl").open("rb+") as file:
                 file.truncate(file.seek(0, os.SEEK_END) - self.chance.randint(1, 40))
         checkpoints = checkpoints_in(self.out) if kind == "checkpoint damaged" else []
-        if len(checkpoints) > 1:
-            file = self.chance.choice(sorted(path for path in checkpoints[0].iterdir() if path.stat().st_size > 100))
+        files = [path for each in checkpoints[:1] for path in sorted(each.iterdir()) if path.stat().st_size > 100]
+        if len(checkpoints) > 1 and files:  # one that was being written when the learner was killed may hold none yet
+            file = self.chance.choice(files)
             content = bytearray(file.read_bytes())
             content[len(content) // 2] ^= 1
             file.write_bytes(content if self.chance.random() < 0.5 else content[: len(content) // 2])
