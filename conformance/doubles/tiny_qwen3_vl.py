@@ -7,7 +7,7 @@ as a difference of 1e-1 and more, rounding as 1e-6. No disk, no tokenizer: token
 import torch
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from conformance.doubles.architectures import MROPE, QWEN3_TOWER, TEXT
+from conformance.doubles.architectures import SHARED
 
 NUM_TEXT_IDS = 256
 PAD_ID, _, EOS_ID, VISION_START_ID, VISION_END_ID, _, IMAGE_ID, VIDEO_ID = range(256, 264)
@@ -15,7 +15,7 @@ COORD_IDS = tuple(range(264, 1264))
 VOCAB_LEN = 1280
 PATCH_SIZE, TEMPORAL_PATCH_SIZE, MERGE_SIZE = 16, 2, 2
 VALUES_PER_PATCH = 3 * TEMPORAL_PATCH_SIZE * PATCH_SIZE**2
-SIZES = TEXT | {
+SIZES = SHARED["text"] | {
     "vocab_size": VOCAB_LEN,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -35,9 +35,10 @@ def bin_of(token_id: int) -> int | None:
 
 def make_tiny_qwen3_vl(seed: int = 0) -> Qwen3VLForConditionalGeneration:
     """A vision-language model, in evaluation mode."""
+    tower = {"intermediate_size": 128, "out_hidden_size": 128, "initializer_range": 0.1}
     config = Qwen3VLConfig(
-        text_config=SIZES | {"rope_parameters": MROPE | {"mrope_interleaved": True}},
-        vision_config=QWEN3_TOWER | {"intermediate_size": 128, "out_hidden_size": 128, "initializer_range": 0.1},
+        text_config=SIZES | {"rope_parameters": SHARED["interleaved"]},
+        vision_config=SHARED["qwen3_tower"] | tower,
         image_token_id=IMAGE_ID,
         video_token_id=VIDEO_ID,
         vision_start_token_id=VISION_START_ID,
