@@ -1,7 +1,6 @@
 """Which tests can judge a changed line of ``impl/``, by the map of coverage that ``make map`` writes."""
 
 import ast
-import json
 import re
 import sqlite3
 from collections import Counter
@@ -13,7 +12,7 @@ from coverage import CoverageData
 
 from conformance.harness.trial import IMPL, ROOT
 
-MAP, FAILED = ROOT / "build/coverage", ROOT / ".pytest_cache/v/cache/lastfailed"
+MAP = ROOT / "build/coverage"
 SERVER = "conformance/server/test_engine"
 SLOW_TESTS = {
     "weights/worker/stock_engine.py": (f"{SERVER}_stock.py",),
@@ -94,17 +93,10 @@ def contexts_of(path: Path) -> dict[int, set[str]]:
 
 @cache
 def can_judge(test: str) -> bool:
-    """Whether a test of the map is still there, and passed when the map was made."""
+    """Whether a test of the map is still there."""
     file, _, name = test.partition("::")
     path = ROOT / file
-    is_there = path.is_file() and f"def {name.partition('[')[0]}(" in path.read_text(encoding="utf-8")
-    return is_there and test not in failed_tests()
-
-
-@cache
-def failed_tests() -> frozenset[str]:
-    """Tests that failed when the map was made."""
-    return frozenset(test_of(f"{test}|") for test in json.loads(FAILED.read_text())) if FAILED.exists() else frozenset()
+    return path.is_file() and f"def {name.partition('[')[0]}(" in path.read_text(encoding="utf-8")
 
 
 @cache

@@ -46,17 +46,9 @@ PRELOADED = (
     "transformers.models.qwen3_vl.modeling_qwen3_vl",
     "transformers.models.qwen3_vl.processing_qwen3_vl",
 )
-OPTIONS = (
-    "-q",
-    "-m",
-    "not gpu or wide",  # a test that is named runs, also a wide one
-    "--tb=short",
-    "--import-mode=importlib",
-    "-o",
-    "addopts=",
-    "-p",
-    "no:cacheprovider",
-)
+OPTIONS = ("-q", "--tb=short", "--import-mode=importlib", "-o", "addopts=", "-p", "no:cacheprovider")
+NAMED = ("-m", "not gpu or wide")
+"""A test that is named runs, also a wide one."""
 COSTLY = ("engine", "slow", "wide")
 """Markers of tests that take many seconds: they judge last, and before them those that type whole commands."""
 VERDICTS = {0: "passed", 1: "failed", 2: "broken", 4: "set-up failed"}
@@ -125,7 +117,7 @@ def _start(trial: Trial, folder: Path) -> int:
     try:
         os.setsid()
         tests = os.fork()
-        status = _wait_alone(tests, trial.timeout_s) if tests else _run_logged(trial, folder)
+        status = _wait_alone(tests, trial.timeout_s) if tests else _run(trial, folder)
     finally:
         sys.stdout.flush()
         os._exit(status)
@@ -149,16 +141,11 @@ def _wait_alone(tests: int, timeout_s: int) -> int:
     return status if status in VERDICTS else 3
 
 
-def _run_logged(trial: Trial, folder: Path) -> int:
+def _run(trial: Trial, folder: Path) -> int:
     """Run the tests, with their output in a file."""
-    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log, impl = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), folder / "impl"
     os.dup2(log, 1)
     os.dup2(log, 2)
-    return _run(trial, folder)
-
-
-def _run(trial: Trial, folder: Path) -> int:
-    impl = folder / "impl"
     link_tree(impl, trial.path, trial.source)
     os.environ["PYTHONPATH"] = f"{impl}{os.pathsep}{ROOT}"
     sys.path[:0] = [str(impl), str(ROOT)]
@@ -166,7 +153,7 @@ def _run(trial: Trial, folder: Path) -> int:
     listener = Listener(trial.budget_s)
     paths = ["-o", f"pythonpath={impl} {ROOT}", "--basetemp", str(folder / "tmp")]
     doctests = ("--doctest-modules", str(impl / trial.path)) if trial.with_doctests else ()
-    status = pytest.main([*OPTIONS, *paths, *doctests, *trial.tests], plugins=[listener])
+    status = pytest.main([*OPTIONS, *NAMED, *paths, *doctests, *trial.tests], plugins=[listener])
     if listener.failed or listener.unprepared:
         return 1 if listener.failed else 4
     return 0 if listener.num_passed or status == pytest.ExitCode.OK else 2
