@@ -3,12 +3,9 @@
 import time
 from contextlib import contextmanager
 
-import pytest
-
 from conformance.doubles.http_server import http_server, read_body, send
 from rollmatch.dialects.prompt import Prompt, SamplingRules
 from rollmatch.dialects.watch import WatchRules
-from rollmatch.errors import RollmatchError
 
 RULES = SamplingRules(
     max_tokens=8,
@@ -90,9 +87,3 @@ def running_double():
         made.url, made.front = front.url, front
         yield made
         made.is_silent = False
-
-
-def error_of(call):
-    with pytest.raises(RollmatchError) as caught:
-        call()
-    return caught.value

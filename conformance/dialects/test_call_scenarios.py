@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from conformance.dialects.swift_double import error_of
 from conformance.dialects.test_client_scenarios import SECOND, TEMPLATE, backend_of, config_for, requests_of, tensors_of
+from conformance.refusals import refused
 from conformance.rollout.digits import scenes, template_of
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
@@ -59,7 +59,8 @@ def test_a_call_that_fails_is_written_down_too(double, tmp_path):
     config = config_for(double.url, "~.vllm.server.retry_budget_s=0")
     backend = connect_servers(config, TEMPLATE, ranks=SECOND, journal=journal)
     backend.push([], version=1)
-    assert error_of(lambda: backend.generate(requests_of(2), WARM)).code == "server-unreachable"
+    with refused("server-unreachable"):
+        backend.generate(requests_of(2), WARM)
     (event,) = [event for event in read_journal(tmp_path / "journal.jsonl") if event["event"] == "called"]
     assert (event["num_retries"], event["num_splits"]) == (2, 1)
     double.infer = double.echo
@@ -78,10 +79,9 @@ def test_a_communicator_that_nobody_joins_is_given_up():
         config = config_for(url, "~.vllm.server.timeout_s=2", port=free_port())
         backend = connect_servers(config, TEMPLATE, ranks=Ranks())
         began = time.monotonic()
-        reported = error_of(lambda: backend.push(tensors_of(1.0).items(), version=1))
+        with refused("communicator-timeout", problem=url):
+            backend.push(tensors_of(1.0).items(), version=1)
         assert time.monotonic() - began < 5
-        assert reported.code == "communicator-timeout"
-        assert url in reported.problem
     with serving(NativeDouble(tensors_of(0.0))) as (url,):
         config = config_for(url, "~.vllm.server.timeout_s=2", port=free_port())
         joined = connect_servers(config, TEMPLATE, ranks=Ranks())

@@ -9,7 +9,8 @@ import time
 import pytest
 import responses
 
-from conformance.dialects.swift_double import QUICK, RULES, error_of, prompts
+from conformance.dialects.swift_double import QUICK, RULES, prompts
+from conformance.refusals import refused
 from conformance.servers.talk import in_thread
 from rollmatch.dialects.http import MSGPACK, HttpServer, _root_of
 from rollmatch.dialects.session import ClientSettings, RolloutServer
@@ -59,9 +60,8 @@ def test_calls_to_several_servers_are_under_way_together(double):
 def test_nobody_listens():
     call = HttpServer("http://127.0.0.1:9").begin("/infer/", BODY, timeout_s=5)
     assert call.is_done()
-    error = error_of(call.result)
-    assert (error.code, error.key) == ("transport-failed", "http://127.0.0.1:9")
-    assert "/infer/: ConnectionRefusedError" in error.problem
+    with refused("transport-failed", "http://127.0.0.1:9", problem="/infer/: ConnectionRefusedError"):
+        call.result()
 
 
 def test_a_connection_that_breaks_is_an_error_and_nothing_is_sent_again(double):
@@ -69,8 +69,8 @@ def test_a_connection_that_breaks_is_an_error_and_nothing_is_sent_again(double):
     call = begin(double)
     assert call.is_done(within_s=20)
     for _ in range(2):
-        error = error_of(call.result)
-        assert (error.code, error.key) == ("transport-failed", double.url)
+        with refused("transport-failed", double.url):
+            call.result()
     assert double.asked == ["/infer"]
 
 
@@ -79,10 +79,10 @@ def test_a_time_limit_counts_from_the_beginning(double):
     double.infer = lambda handler, said: may_end.wait(20)
     call, began = begin(double, timeout_s=0.5), time.monotonic()
     assert not call.is_done(within_s=0.4)
-    error = error_of(call.result)
+    with refused("call-timeout", double.url) as caught:
+        call.result()
     may_end.set()
-    assert (error.code, error.key) == ("call-timeout", double.url)
-    assert "/infer/ did not answer within 0.5 s" in error.problem
+    assert "/infer/ did not answer within 0.5 s" in caught.value.problem
     assert time.monotonic() - began < 15
     double.infer = double.echo
     assert begin(double, timeout_s=20).result().body
@@ -99,11 +99,12 @@ def test_a_time_limit_counts_from_the_beginning(double):
 )
 def test_errors_equal_those_of_a_call_that_is_waited_for(double, body, status, code, words):
     double.infer = lambda handler, said: double.send(handler, body, status)
-    error = error_of(begin(double).result)
-    waited = error_of(lambda: HttpServer(double.url).post("/infer/", BODY, timeout_s=20))
-    assert (error.code, error.key, error.problem) == (waited.code, waited.key, waited.problem)
-    assert error.code == code
-    assert words in error.problem
+    with refused(code, problem=words) as caught:
+        begin(double).result()
+    error = caught.value
+    with refused(error.code, error.key) as caught:
+        HttpServer(double.url).post("/infer/", BODY, timeout_s=20)
+    assert caught.value.problem == error.problem
     assert "x" * 301 not in error.problem
     assert getattr(error, "status", status) == status
 
@@ -189,7 +190,7 @@ def test_a_reply_that_stopped_is_noticed_by_the_tokens_that_the_server_counts(do
     if code is None:
         assert len(server.infer(prompts(2), RULES)) == 2
         return
-    error = error_of(lambda: server.infer(prompts(2), RULES))
+    with refused(code, double.url, remedy="stall_timeout_s") as caught:
+        server.infer(prompts(2), RULES)
     is_over.set()
-    assert (error.code, error.key, "stall_timeout_s" in error.remedy) == (code, double.url, True)
-    assert is_transient(error)
+    assert is_transient(caught.value)

@@ -9,7 +9,8 @@ import responses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.dialects.swift_double import RULES, error_of, prompts
+from conformance.dialects.swift_double import RULES, prompts
+from conformance.refusals import refused
 from rollmatch.data.ids import pack_ids
 from rollmatch.dialects.dialect import find_routes, name_dialect
 from rollmatch.dialects.http import HttpServer
@@ -78,8 +79,8 @@ def test_a_server_that_lists_no_routes_is_probed_for_each(dialect):
 def test_a_server_of_another_kind_is_refused():
     responses.get(f"{URL}/health/", json={"status": "ok"})
     responses.get(f"{URL}/openapi.json", json={"paths": {"/health/": {}, "/v1/models": {}}})
-    error = error_of(RolloutServer(URL, ClientSettings(timeout_s=1)).connect)
-    assert (error.code, error.key) == ("dialect-unknown", URL)
+    with refused("dialect-unknown", URL):
+        RolloutServer(URL, ClientSettings(timeout_s=1)).connect()
 
 
 @pytest.mark.scenario(clauses=["server-dialects/the-client-finds-the-dialect-by-the-routes#3"])
@@ -131,7 +132,8 @@ def test_native_speaks_ids_as_the_payloads_say():
 @responses.activate
 def test_a_native_entry_that_is_not_whole_is_refused(entry, code):
     responses.post(f"{URL}/native/infer/", **native_answer([entry]))
-    assert error_of(lambda: server_of("native").infer(prompts(1), RULES)).code == code
+    with refused(code):
+        server_of("native").infer(prompts(1), RULES)
 
 
 @given(st.lists(st.integers(0, 2**31 - 1), min_size=1), st.lists(st.integers(0, 2**31 - 1)))
@@ -180,7 +182,8 @@ def test_trl_sends_ids_and_reads_why_a_response_ended():
 @responses.activate
 def test_a_trl_answer_that_is_not_whole_is_refused(answer, code):
     responses.post(f"{URL}/generate/", json=answer)
-    assert error_of(lambda: server_of("trl").infer(prompts(1), RULES)).code == code
+    with refused(code):
+        server_of("trl").infer(prompts(1), RULES)
 
 
 @responses.activate

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import responses
 
-from conformance.dialects.swift_double import RULES, error_of, prompts
+from conformance.dialects.swift_double import RULES, prompts
 from conformance.dialects.test_client_dialect import URL, server_of
+from conformance.refusals import refused
 from rollmatch.cli.connect import try_out
 from rollmatch.data.ids import pack_ids
 from rollmatch.dialects.logprobs import check_logprobs
@@ -89,8 +90,8 @@ def test_they_are_requested_only_where_configured_and_come_back_one_per_token(di
 def test_one_too_few_is_refused(dialect):
     route, answer = ANSWERS[dialect]
     responses.post(f"{URL}{route}", **answer(LOGPROBS[:1]))
-    error = error_of(lambda: server_of(dialect).infer(prompts(1), ASKING))
-    assert (error.code, error.key) == ("reply-malformed", URL)
+    with refused("reply-malformed", URL):
+        server_of(dialect).infer(prompts(1), ASKING)
 
 
 @responses.activate
@@ -128,10 +129,9 @@ def test_a_server_that_shapes_before_it_reports_is_certain_of_the_only_token_lef
     ids=["unsure", "sure of the first", "logits", "silent"],
 )
 def test_a_server_that_reports_something_else_is_refused(values, reported):
-    error = error_of(lambda: tried(*values))
-    assert (error.code, error.key) == ("logprobs-of-another-distribution", URL)
-    assert reported in error.problem
-    assert "--logprobs-mode processed_logprobs" in error.remedy
+    mode = "--logprobs-mode processed_logprobs"
+    with refused("logprobs-of-another-distribution", URL, problem=reported, remedy=mode):
+        tried(*values)
 
 
 def num_tried(*, rank=0, **decoding):

@@ -10,7 +10,6 @@ import torch
 
 from conformance.cli.started import started
 from conformance.dialects.learner_side import TEMPLATE, rendezvous
-from conformance.dialects.swift_double import error_of
 from conformance.doubles.records import make_request
 from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
@@ -75,10 +74,9 @@ def test_no_limit_unless_one_is_set(double, seconds, overrides):
 )
 def test_nobody_listens():
     config, began = config_for("http://127.0.0.1:9", REACH_S + "2"), time.monotonic()
-    error = error_of(lambda: make_parts_with_server(config, Ranks()))
-    assert (error.code, error.key) == ("server-unreachable", "http://127.0.0.1:9")
-    assert "colocate" in error.remedy
-    assert "hf" in error.remedy
+    with refused("server-unreachable", "http://127.0.0.1:9", remedy="colocate") as caught:
+        make_parts_with_server(config, Ranks())
+    assert "hf" in caught.value.remedy
     assert time.monotonic() - began < 5
 
 
@@ -111,14 +109,11 @@ def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
         server.wait_until(lambda: "\n" in server.output())
         url = server.output().strip()
         backend = backend_of(url, LIMIT + "null", "~.vllm.server.retry_budget_s=0")
-        call = in_thread(error_of, lambda: backend.generate(requests_of(2), SHORT))
+        call = in_thread(backend.generate, requests_of(2), SHORT)
         server.wait_until(lambda: server.output().endswith("asked\n"))
         server.process.send_signal(end)
-        deadline = time.monotonic() + 10
-        while not call.done():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        assert (call.result().code, call.result().key) == ("server-died", url)
+        with refused("server-died", url):
+            call.result(timeout=10)
 
 
 @pytest.mark.scenario("determinism/a-call-carries-a-seed-that-is-known-in-advance")
@@ -160,10 +155,8 @@ def test_rank_1_generates_but_does_not_sync():
 @pytest.mark.parametrize("rank", [0, 1])
 def test_adapter_mode_with_two_ranks_is_refused_before_a_server_is_called(double, mode, rank):
     config = config_for(double.url, f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
-    error = error_of(lambda: make_parts_with_server(config, Ranks(rank=rank, learner_world_size=2)))
-    assert error.code == "adapter-with-several-ranks"
-    assert error.key == "custom.extra.rollout_matching.vllm.sync.mode"
-    assert "full" in error.remedy
+    with refused("adapter-with-several-ranks", "custom.extra.rollout_matching.vllm.sync.mode", remedy="full"):
+        make_parts_with_server(config, Ranks(rank=rank, learner_world_size=2))
     assert double.calls == []
 
 

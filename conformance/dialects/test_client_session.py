@@ -7,11 +7,11 @@ import time
 import pytest
 import responses
 
-from conformance.dialects.swift_double import QUICK, RULES, error_of, prompts
+from conformance.dialects.swift_double import QUICK, RULES, prompts
 from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
 from rollmatch.cli import connect
-from rollmatch.dialects.http import HttpServer
+from rollmatch.dialects.http import HttpServer, ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import RollmatchError
 
@@ -62,9 +62,9 @@ def test_one_lost_connection_is_invisible(server, double):
 def test_a_stubborn_request_is_isolated_and_named(server, double, start):
     answer = double.infer
     double.infer = lambda handler, said: (drop if "2" in said else answer)(handler, said)
-    error = error_of(lambda: server.infer(prompts(4), RULES, start=start))
-    assert (error.code, error.key) == ("server-unreachable", double.url)
-    assert f"request {start + 2} " in error.problem.replace(":", " ")
+    with refused("server-unreachable", double.url) as caught:
+        server.infer(prompts(4), RULES, start=start)
+    assert f"request {start + 2} " in caught.value.problem.replace(":", " ")
     sizes = [len(body["infer_requests"]) for body in double.bodies]
     assert sizes == [4, 4, 2, 2, 2, 1, 1]
 
@@ -119,16 +119,17 @@ def test_halves_that_go_through_are_put_together(server, double):
 )
 def test_a_bad_reply_is_refused_and_not_requested_again(server, double, body, status, code, words):
     double.infer = lambda handler, said: double.send(handler, body, status)
-    error = error_of(lambda: server.infer(prompts(2), RULES, start=2))
-    assert (error.code, error.key) == (code, double.url)
-    assert words in error.problem
-    assert "requests 2 and 3" in error.problem
+    with refused(code, double.url, problem=words) as caught:
+        server.infer(prompts(2), RULES, start=2)
+    assert "requests 2 and 3" in caught.value.problem
     assert double.asked == ["/infer"]
 
 
 def test_a_refused_item_is_counted_in_the_whole_list(server, double):
     double.infer = lambda handler, said: double.send(handler, {"code": "x", "problem": "", "item": 1}, 400)
-    assert error_of(lambda: server.infer(prompts(2), RULES, start=6)).item == 7
+    with pytest.raises(ServerRefused) as caught:
+        server.infer(prompts(2), RULES, start=6)
+    assert caught.value.item == 7
 
 
 @pytest.mark.scenario(clauses=["determinism/every-request-has-a-seed-of-its-own#3"])
@@ -140,8 +141,8 @@ def test_the_call_carries_the_first_requests_seed(server, double):
 
 @pytest.mark.scenario(clauses=["request-distribution/a-broken-connection-is-tried-once-more#5"])
 def test_a_control_call_is_sent_once(server, double):
-    error = error_of(lambda: server.control("/update_flattened_params", {"metadatas": []}))
-    assert error.code == "transport-failed"
+    with refused("transport-failed"):
+        server.control("/update_flattened_params", {"metadatas": []})
     assert double.asked == ["/update_flattened_params"]
 
 
@@ -154,10 +155,9 @@ def test_a_time_limit_ends_the_call_and_is_named(double):
     server = RolloutServer(double.url, ClientSettings(timeout_s=3, infer_timeout_s=0.5, watch=QUICK))
     server.connect()
     double.infer = lambda handler, said: time.sleep(2)
-    error = error_of(lambda: server.infer(prompts(2), RULES))
-    assert (error.code, error.key) == ("infer-timeout", double.url)
-    assert "0.5 s" in error.problem
-    assert double.url in error.problem
+    with refused("infer-timeout", double.url, problem="0.5 s") as caught:
+        server.infer(prompts(2), RULES)
+    assert double.url in caught.value.problem
     double.infer = double.echo
     assert len(server.infer(prompts(2), RULES)) == 2
 
@@ -180,8 +180,8 @@ def test_a_server_that_stops_listening_in_mid_call_is_dead(server, double):
         time.sleep(20)
 
     double.infer, began = leave, time.monotonic()
-    error = error_of(lambda: server.infer(prompts(2), RULES))
-    assert (error.code, error.key) == ("server-died", double.url)
+    with refused("server-died", double.url):
+        server.infer(prompts(2), RULES)
     assert time.monotonic() - began < 5
 
 
@@ -192,7 +192,8 @@ def test_a_sick_server_is_dead(server, double):
         time.sleep(20)
 
     double.infer, began = fall_ill, time.monotonic()
-    assert error_of(lambda: server.infer(prompts(2), RULES)).code == "server-died"
+    with refused("server-died"):
+        server.infer(prompts(2), RULES)
     assert time.monotonic() - began < 5
 
 
@@ -210,9 +211,9 @@ def test_silence_is_death_after_a_limit_and_only_where_health_is_answered_while_
     server.watch = dataclasses.replace(QUICK, silence_s=30.0)
     assert len(server.infer(prompts(2), RULES)) == 2
     server.watch = dataclasses.replace(QUICK, silence_s=1.0)
-    error = error_of(lambda: server.infer(prompts(2), RULES))
+    with refused("server-died", remedy="health_timeout_s"):
+        server.infer(prompts(2), RULES)
     is_over.set()
-    assert (error.code, "health_timeout_s" in error.remedy) == ("server-died", True)
 
 
 def test_a_server_that_comes_late_is_waited_for(double):
@@ -238,7 +239,8 @@ def test_a_proxy_of_the_environment_is_passed_by(double, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     assert HttpServer(double.url).status_of("/health/", timeout_s=2) == 200
     RolloutServer(double.url, ClientSettings(timeout_s=2)).connect()
-    assert error_of(lambda: HttpServer("http://192.0.2.1:80").get("/health/", timeout_s=2)).code == "transport-failed"
+    with refused("transport-failed"):
+        HttpServer("http://192.0.2.1:80").get("/health/", timeout_s=2)
 
 
 @pytest.mark.scenario(

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance.dialects.swift_double import error_of
 from conformance.dialects.test_client_scenarios import MEETING, TEMPLATE
+from conformance.refusals import refused
 from conformance.rollout.digits import load_model
 from rollmatch.config.training import TunerConfig
 from rollmatch.dialects.session import ClientSettings, RolloutServer
@@ -31,8 +31,8 @@ def test_an_update_is_sent_once(double):
     server.connect()
     sender = TrlSender([server], [MEETING])
     sender._groups = (GROUP,)
-    error = error_of(lambda: sender.send([("a", torch.zeros(2))], version=1))
-    assert error.code == "transport-failed"
+    with refused("transport-failed"):
+        sender.send([("a", torch.zeros(2))], version=1)
     assert double.calls.count("/update_flattened_params") == 1
 
 
