@@ -13,18 +13,20 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
-
-from conformance.harness.watch import HOOK, Watch
 
 ROOT = Path(__file__).parents[1]
 IMPL = ROOT / "impl" / "rollmatch"
 COMMANDS = ("servers", "trainers", "vectors")
 """Folders of what people run: ``rollmatch judge``, ``judge-trainer``, ``vectors``."""
+HOOK = "from conformance.measure import Watch; Watch().start({folder!r})"
+"""``sitecustomize.py`` of processes that are watched."""
 
 
 def python_files(folder: Path) -> list[Path]:
@@ -62,6 +64,41 @@ def long_functions() -> list[str]:
         for node in ast.walk(ast.parse(path.read_bytes()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 40
     ]
+
+
+class Watch:
+    """Which functions of ours (``file:name``) the process runs through, and when it last did."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, float] = {}
+
+    def start(self, folder: str | None = None) -> None:
+        """Watch all threads; with a folder, write what was seen there every 100 ms."""
+        threading.setprofile(self._called)
+        sys.setprofile(self._called)
+        if folder:
+            self._write_beside(Path(folder))
+            os.register_at_fork(after_in_child=lambda: self._write_beside(Path(folder)))
+
+    def stop(self) -> set[str]:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        return set(self.last)
+
+    def _called(self, frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and "/impl/rollmatch/" in name and frame.f_code.co_name != "<module>":
+            self.last[f"{name.rpartition('/impl/rollmatch/')[2]}:{frame.f_code.co_qualname}"] = time.time()
+
+    def _write_beside(self, folder: Path) -> None:
+        threading.Thread(target=self._write, args=(folder,), daemon=True).start()
+
+    def _write(self, folder: Path) -> None:
+        path = folder / f"{os.getpid()}.json"
+        while True:
+            path.with_suffix(".tmp").write_text(json.dumps(self.last.copy()))
+            path.with_suffix(".tmp").rename(path)
+            time.sleep(0.1)
 
 
 def functions_of_a_step() -> set[str]:
