@@ -86,7 +86,7 @@ def outcome_of(trial: Callable[[], None]) -> str:
 
 def in_process(name: str, columns: list[str]) -> dict[str, str]:
     """A process for each: vLLM keeps what it has opened."""
-    tried = f"from conformance.harness.models_trials import try_columns; try_columns({name!r}, {columns!r})"
+    tried = f"from conformance.model.test_models_table import try_columns; try_columns({name!r}, {columns!r})"
     with tempfile.TemporaryDirectory() as folder:
         code, text = finish([sys.executable, "-c", tried], Path(folder) / "log", timeout_s=900)
     output = text.splitlines()
