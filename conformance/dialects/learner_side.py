@@ -2,14 +2,19 @@
 
 from types import SimpleNamespace
 
+from conformance.doubles.records import make_request
 from conformance.server.instance import free_port
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
-from rollmatch.ranks import Ranks
+from rollmatch.ranks import Journal, Ranks
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.weights.named_weights import named_weights
 
 ALONE = Ranks()
+BUCKET_BYTES = 2**16
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": str(sample.sample_id)}],
     banned_ids=(),
@@ -34,3 +39,19 @@ def native_backend(url, template=TEMPLATE, *, ranks=ALONE, **fields):
     server = connected(url)
     sender = NativeSender([server], rendezvous(**fields), stage=False) if ranks.is_primary else None
     return VllmServerBackend([server], template, ranks, sender=sender)
+
+
+def make_fence(url, port, folder, ranks):
+    """The fence of one of several ranks, with a journal in the folder."""
+    backend = native_backend(url, ranks=ranks, port=port)
+    if backend.sender:
+        backend.sender.bucket_bytes = BUCKET_BYTES
+    return Fence(backend, ranks, Journal(folder / f"journal-rank{ranks.rank}.jsonl", rank=ranks.rank))
+
+
+def roll_out(fence, model, step):
+    """As the trainer does: sync if due, then ask; the seconds that the sync took."""
+    seconds = fence.sync_if_due(step, lambda: named_weights(model))
+    request = make_request(request_id=f"{step}.{fence.ranks.rank}.0", prompt_token_ids=(1, 2, 3))
+    (rollout,) = fence.backend.generate([request], Decoding(max_new_tokens=4))
+    return {"step": step, "synced": seconds > 0, "version": rollout.policy_version, "ids": rollout.response_token_ids}

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from conformance.dialects.learner_side import make_fence, roll_out
 from conformance.doubles.adapters import perturb_adapters
 from conformance.rollout.digits import load_model
-from conformance.weights.ranks_of_learner import make_fence, roll_out
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
