@@ -161,9 +161,9 @@ def rows() -> Iterator[tuple[str, object, str]]:
     """(name, figure, bar) of what is counted without running anything."""
     shipped, machinery = (num_lines(files_without_tests(*folders)) for folders in (COMMANDS[1:], ()))
     yield "Python in conformance/ that is no test (without servers/)", shipped + machinery, "6000"
-    yield "    of these, shipped commands (trainers/, vectors/)", shipped, ""
+    yield "    of these, folders of shipped commands (trainers/, vectors/)", shipped, ""
     yield "    of these, machinery of the tests", machinery, ""
-    yield "    beside these, the shipped command of servers/", num_lines(files_without_tests("servers")), ""
+    yield "    beside these, the folder of a shipped command (servers/)", num_lines(files_without_tests("servers")), ""
     yield "Python in conformance/", num_lines(python_files(ROOT / "conformance")), "32000"
     yield "class names used twice", len(repeated_classes()), "0"
     texts = [path.read_text(encoding="utf-8") for path in python_files(IMPL)]

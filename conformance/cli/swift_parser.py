@@ -6,21 +6,15 @@ import os
 from functools import cache
 from pathlib import Path
 
+from transformers.hf_argparser import string_to_bool
+
 from conformance.outside_tools import python_of
 from conformance.servers.known import write_swift_command
 
 FOLDER = Path(__file__).parents[2] / "fixtures/swift"
-TRUE, FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
 
 
-def bool_of(text: str) -> bool:
-    """What transformers' parser takes for a truth value."""
-    if text.lower() not in (*TRUE, *FALSE):
-        raise ValueError(text)
-    return text.lower() in TRUE
-
-
-KINDS = {"int": int, "float": float, "str": str, "bool": bool_of}
+KINDS = {"int": int, "float": float, "str": str, "bool": string_to_bool}
 
 
 @cache
