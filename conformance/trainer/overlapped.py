@@ -61,10 +61,14 @@ class CopyServers:
 
 
 def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, pieces=1, callers=4, **arguments):
-    """The trainer and its servers; ``mode`` as in the configuration."""
+    """The trainer and its servers."""
     trainer = make_trainer(folder, *overrides, **arguments)
-    servers = CopyServers(trainer)
-    lead = max_staleness if lead is None else lead
+    return trainer, attach_servers(trainer, mode, max_staleness, lead, pieces, callers)
+
+
+def attach_servers(trainer, mode="off", max_staleness=1, lead=None, pieces=1, callers=4):
+    """Servers in place of the backend that the trainer has; ``mode`` as in the configuration."""
+    servers, lead = CopyServers(trainer), max_staleness if lead is None else lead
     fence = Fence(servers, trainer.source.ranks, trainer.source.journal)
     if mode != "off":
         rules = PrefetchRules(
@@ -77,7 +81,7 @@ def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, pieces=1, c
         trainer.overlap = Ahead(source, prefetch, max_staleness=max_staleness, lead=lead)
     else:
         trainer.overlap = Stream(source, prefetch) if mode == "stream" else Lockstep(source)
-    return trainer, servers
+    return servers
 
 
 def note_what_is_learnt(trainer):

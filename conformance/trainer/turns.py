@@ -1,17 +1,14 @@
 """A trainer of episodes of several turns in this process: two treasures, with the learner's own generate()."""
 
-import dataclasses
 from itertools import count
 from pathlib import Path
 
 from conformance.rollout.digits import ROOT
-from conformance.trainer.overlapped import CopyServers
+from conformance.trainer.overlapped import attach_servers
 from conformance.trainer.small_run import assembled
 from rollmatch.cli.preflight import load_checked
 from rollmatch.config import load_config
-from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.retry import ServerRestarted
-from rollmatch.rollout.source import Lockstep
 from rollmatch.trainer import RolloutTrainer
 
 SMALL = (
@@ -42,7 +39,7 @@ def make_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
 
 def with_servers(trainer: RolloutTrainer, *, restarts: tuple[int, ...]) -> RolloutTrainer:
     """Servers in this process, which lose their weights under rank 1 in the calls of these numbers."""
-    servers, calls = CopyServers(trainer), count()
+    servers, calls = attach_servers(trainer), count()
 
     def before_call(_server: int, _ids: list[int]) -> None:
         if trainer.source.ranks.rank == 1 and next(calls) in restarts:
@@ -50,7 +47,4 @@ def with_servers(trainer: RolloutTrainer, *, restarts: tuple[int, ...]) -> Rollo
             raise ServerRestarted("was restarted")
 
     servers.before_call = before_call
-    fence = Fence(servers, trainer.source.ranks, trainer.source.journal)
-    trainer.source = dataclasses.replace(trainer.source, fence=fence)
-    trainer.overlap = Lockstep(trainer.source)
     return trainer
