@@ -23,29 +23,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 IMPL = ROOT / "impl"
 PRELOADED = (
-    "numpy",
     "scipy.optimize",
-    "pydantic",
     "hypothesis",
-    "PIL.Image",
     "pycocotools.mask",
-    "yaml",
-    "jinja2",
     "rich",
-    "torch",
-    "torch.distributed",
     "peft",
-    "accelerate",
     "requests",
     "fastapi.testclient",
     "uvicorn",
     "msgspec",
     "transformers.trainer",
     "transformers.models.auto.processing_auto",
-    "transformers.generation.utils",
     "transformers.models.qwen3_vl.modeling_qwen3_vl",
     "transformers.models.qwen3_vl.processing_qwen3_vl",
 )
+"""With what these import: torch, accelerate, pydantic, ..."""
 OPTIONS = ("-q", "--tb=short", "--import-mode=importlib", "-o", "addopts=", "-p", "no:cacheprovider")
 NAMED = ("-m", "not gpu or wide")
 """A test that is named runs, also a wide one."""
