@@ -88,6 +88,11 @@ def test_crowd_regions_go_to_metadata(parquet, tmp_path):
     assert (len(sample.objects), len(sample.metadata["crowd"])) == (1, 1)
 
 
+def test_a_row_needs_one_flag_for_each_box(parquet, tmp_path):
+    with refused("row-invalid"):
+        load(parquet([CORNERS], crowds=[True, False]), tmp_path, columns={"crowds": "objects.crowd"})
+
+
 @pytest.mark.parametrize(
     ("boxes", "code"),
     [([[5, 5, 5, 9]], "box-without-area"), ([[300, 5, 400, 9]], "box-without-area"), ([[1, 2, 3]], "row-invalid")],

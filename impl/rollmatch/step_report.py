@@ -180,7 +180,7 @@ class StepReport:
                 "finish_reason": rollout.finish_reason,
                 "worth": {n: v for n, v in self.objective.summarize([report]).items() if n in WORTH},
             }
-            for sample, rollout, report in zip(samples, rollouts, reports, strict=False)
+            for sample, rollout, report in zip(samples, rollouts, reports)
         ]
 
     def add_terms(self, figures: Mapping[str, float]) -> None:

@@ -86,7 +86,7 @@ class StreamedStep(Sequence[Passes]):
         """Divide what was learnt early; returns its loss as ``training_step`` counts it."""
         num_ranks = self.source.ranks.learner_world_size
         values = self.early.settle(self.objective.divisors_of(self.totals), scale=num_ranks)
-        self.report.add_terms(dict(zip(self.objective.term_names, values, strict=False)))
+        self.report.add_terms(dict(zip(self.objective.term_names, values)))
         return sum(values) * num_ranks
 
     def work_ahead(self) -> bool:

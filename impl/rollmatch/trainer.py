@@ -256,7 +256,7 @@ class RolloutTrainer(SegmentTrainer):
             features = source.check_alignment(samples, rollouts)
             made = self._make_targets(samples, rollouts, self._context(report, features))
             report.add_targets(made)
-        for place, (segment,) in zip(old, made.segments, strict=True):
+        for place, (segment,) in zip(old, made.segments):
             waiting[place] = segment
         packer.restore(waiting)
 

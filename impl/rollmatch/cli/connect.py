@@ -55,7 +55,7 @@ def connect_servers(
     servers = [RolloutServer(address.base_url, settings) for address in addresses]
     connect_all(servers)
     _check_dialects_of(config, servers)
-    places = dict(zip(servers, addresses, strict=True))
+    places = dict(zip(servers, addresses))
 
     def sender_to(chosen: Sequence[RolloutServer]) -> WeightSender:
         """A common group meets at the first of these servers."""

@@ -156,7 +156,7 @@ def _convert_rewards(made: Imported, given: Mapping[str, object]) -> None:
     weights = [1.0] * len(listed) if named is None else named if isinstance(named, list) else [named]
     _check_even(listed, weights, key="reward_weights")
     made.keys[f"{GRPO}.rewards"] = [
-        {"function": _function_of(name), "weight": weight} for name, weight in zip(listed, weights, strict=True)
+        {"function": _function_of(name), "weight": weight} for name, weight in zip(listed, weights)
     ]
     if unknown := [name for name in listed if ":" not in _function_of(name)]:
         made.left_out["reward_funcs"] = f"write {', '.join(unknown)} as module:function"
@@ -183,7 +183,7 @@ def _convert_server(made: Imported, given: Mapping[str, object]) -> None:
     host = given.get("vllm_server_host", "127.0.0.1")
     hosts = host if isinstance(host, list) else [host] * len(ports)
     _check_even(hosts, ports, key="vllm_server_port")
-    urls = [f"http://{'127.0.0.1' if one == '0.0.0.0' else one}:{p}" for one, p in zip(hosts, ports, strict=True)]
+    urls = [f"http://{'127.0.0.1' if one == '0.0.0.0' else one}:{p}" for one, p in zip(hosts, ports)]
     made.keys[f"{SERVER}.base_url"] = urls[0] if len(urls) == 1 else urls
     first = made.keys.pop(f"{SERVER}.group_port", FIRST_GROUP_PORT)
     listed = first if isinstance(first, list) else [_whole(first) + place for place in range(len(urls))]

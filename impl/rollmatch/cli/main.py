@@ -238,7 +238,7 @@ def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) 
     return [
         f"{name} prompts: at most {fit.longest} tokens ({fit.origin}), {fit.limit} fit; "
         f"{fit.num_skipped} skipped, {fit.num_cut} truncated"
-        for name, fit in zip(("train", "val"), found, strict=True)
+        for name, fit in zip(("train", "val"), found)
     ]
 
 

@@ -39,7 +39,7 @@ class Nodes:
     def torchrun_words(self) -> list[str]:
         """Its address as torchrun's argument."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        words = zip(WORDS, (str(self.nnodes), str(self.node_rank), f"{host}:{self.port}"), strict=True)
+        words = zip(WORDS, (str(self.nnodes), str(self.node_rank), f"{host}:{self.port}"))
         return ["--rdzv-backend", "static", *(part for pair in words for part in pair)]
 
 
@@ -80,7 +80,7 @@ def nodes_of(options: argparse.Namespace) -> Nodes | None:
 
     Errors: ``LaunchError`` with ``nodes-incomplete``, ``out-of-range``, ``rdzv-endpoint-invalid``.
     """
-    given = dict(zip(WORDS, (options.nnodes, options.node_rank, options.rdzv_endpoint), strict=True))
+    given = dict(zip(WORDS, (options.nnodes, options.node_rank, options.rdzv_endpoint)))
     missing = [word for word, value in given.items() if value is None]
     if len(missing) == len(WORDS):
         return None

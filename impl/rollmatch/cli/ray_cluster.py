@@ -88,7 +88,7 @@ def _check_size(needs: Sequence[Need], bundles: Sequence[dict[str, float]]) -> N
         if total < sum(bundle.get(kind, 0) for bundle in bundles):
             raise _too_small(f"{_shown(needs, bundles)}; {len(nodes)} nodes have {_amounts(nodes)}", remedy)
     largest = max(node.get("GPU", 0) for node in nodes)
-    for need, bundle in zip(needs, bundles, strict=True):
+    for need, bundle in zip(needs, bundles):
         if bundle.get("GPU", 0) > largest:
             problem = f"{need.name} needs {need.gpus} GPUs of one node, the largest has {largest:g}"
             raise _too_small(problem, "Give it fewer ranks or replicas.")

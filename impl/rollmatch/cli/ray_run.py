@@ -83,7 +83,7 @@ class RayRun:
         actors = [place(group, index) for index in range(len(needs))]
         self._parts = [
             RunPart(name=need.name, index=index, actor=actor, call=actor.site.remote())
-            for index, (need, actor) in enumerate(zip(needs, actors, strict=True))
+            for index, (need, actor) in enumerate(zip(needs, actors))
         ]
         count = words.layout.num_learner_nodes
         self._learners, self._servers = self._parts[:count], self._parts[count:]

@@ -181,10 +181,10 @@ class RunWords:
         return (urlsplit(self._first.base_url).port or 8000) + index, self._first.group_port + index
 
     def _addresses(self) -> list[str]:
-        http, group = zip(*map(self._ports, range(len(self.layout.servers))), strict=True)
+        http, group = zip(*map(self._ports, range(len(self.layout.servers))))
         if is_named_in_rlhf(self.config):
             names = ("host", "port", "group_port")
-            listed = zip(names, (self.hosts, http, group), strict=True)
+            listed = zip(names, (self.hosts, http, group))
             return [f"rlhf.vllm_server_{name}={json.dumps(list(values))}" for name, values in listed]
         section = f"{ROLLOUT_MATCHING}.vllm.server"
         servers = [{"base_url": self.url(index), "group_port": port} for index, port in enumerate(group)]

@@ -149,12 +149,8 @@ def siblings(fields: Fields) -> Fields:
     by_rank = [[_trajectory(one) for one in responses] for responses in fields["ranks"]]
     cuts = [[tuple(one["cuts"]) for one in responses] for responses in fields["ranks"]]
     passages = [
-        [
-            p
-            for index, (one, cut) in enumerate(zip(*rank_pair, strict=True))
-            for p in passages_of((rank, index), one, cut)
-        ]
-        for rank, rank_pair in enumerate(zip(by_rank, cuts, strict=True))
+        [p for index, (one, cut) in enumerate(zip(*rank_pair)) for p in passages_of((rank, index), one, cut)]
+        for rank, rank_pair in enumerate(zip(by_rank, cuts))
     ]
     rules = ValueRules(num_continuations=fields["num_continuations"], siblings=fields["siblings"])
     wanted: dict[State, int] = {}

@@ -50,7 +50,7 @@ def pair_servers(server: ServerConfig) -> tuple[ServerAddress, ...]:
     configured = server.group_port
     first = configured if isinstance(configured, int) else 0
     ports = configured if isinstance(configured, tuple) else tuple(first + place for place in range(len(urls)))
-    pairs = zip(urls, ports, strict=True)
+    pairs = zip(urls, ports)
     return tuple(ServerAddress(base_url=url.rstrip("/"), group_port=port) for url, port in pairs)
 
 
@@ -77,7 +77,7 @@ def server_section(config: RunConfig) -> ServerConfig:
     if not is_named_in_rlhf(config):
         return configured
     rlhf = config.rlhf
-    pairs = zip(rlhf.vllm_server_host or (), rlhf.vllm_server_port or (), strict=True)
+    pairs = zip(rlhf.vllm_server_host or (), rlhf.vllm_server_port or ())
     return ServerConfig(
         base_url=tuple(base_url_of(host, port) for host, port in pairs),
         group_port=rlhf.vllm_server_group_port,

@@ -72,29 +72,29 @@ class EarlyGradients:
         """
         while self._kept:
             self._settle_oldest(divisors, scale=scale)
-        for sums, divisor in zip(self._sums, divisors, strict=False):
-            for parameter, total in zip(self.parameters, sums, strict=True):
+        for sums, divisor in zip(self._sums, divisors):
+            for parameter, total in zip(self.parameters, sums):
                 if total is not None:
                     share = total.mul_(scale / divisor)
                     parameter.grad = _plus(parameter.grad, share)
-        values = [value / divisor for value, divisor in zip(self.values, divisors, strict=False)]
+        values = [value / divisor for value, divisor in zip(self.values, divisors)]
         self._sums, self.values = [], []
         return values
 
     def _settle_oldest(self, divisors: Sequence[float], *, scale: float) -> None:
         parts = self._take_oldest()
-        shares = [part * (scale / divisor) for part, divisor in zip(parts, divisors, strict=True) if part.requires_grad]
+        shares = [part * (scale / divisor) for part, divisor in zip(parts, divisors) if part.requires_grad]
         if not shares:
             return
         grads = torch.autograd.grad(torch.stack(shares).sum(), self.parameters, allow_unused=True)
-        for parameter, grad in zip(self.parameters, grads, strict=True):
+        for parameter, grad in zip(self.parameters, grads):
             parameter.grad = _plus(parameter.grad, grad)
 
     def _take_oldest(self) -> Sequence[Tensor]:
         """Out of what is kept, its values counted."""
         parts = self._kept.popleft()
         before = self.values or [0.0] * len(parts)
-        self.values = [value + float(part.detach()) for value, part in zip(before, parts, strict=True)]
+        self.values = [value + float(part.detach()) for value, part in zip(before, parts)]
         return parts
 
 

@@ -247,10 +247,10 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     >>> _joined([torch.ones(1, 2), torch.ones(1, 1)]).tolist()
     [[1.0, 1.0], [1.0, 0.0]]
     """
-    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors))]
     padded = []
     for tensor in tensors:
-        missing = [size - own for size, own in zip(shape, tensor.shape[1:], strict=True)]
+        missing = [size - own for size, own in zip(shape, tensor.shape[1:])]
         padded.append(functional.pad(tensor, [part for size in reversed(missing) for part in (0, size)]))
     return torch.cat(padded)
 

@@ -203,9 +203,7 @@ def table_of(
     >>> table_of([[16, 32, 48, 64, 80]], [20])[:, 4:].tolist()
     [[80, 0, 20], [80, 16, 20]]
     """
-    given = np.array(
-        [[*places, 0, num_out] for places, num_out in zip(addresses, nums_out, strict=True)], dtype=np.int64
-    )
+    given = np.array([[*places, 0, num_out] for places, num_out in zip(addresses, nums_out)], dtype=np.int64)
     nums = -(-given[:, 6] // _ROWS)
     table = np.repeat(given, nums, axis=0)
     table[:, 5] = (np.arange(len(table)) - np.repeat(np.cumsum(nums) - nums, nums)) * _ROWS

@@ -41,7 +41,7 @@ def write_comparison(run_dirs: Sequence[Path], out: Path) -> Path:
         problem = f"{len(run_dirs)} runs were given"
         raise LaunchError(problem, code="runs-not-comparable", key="RUN", remedy=f"Name two to {MOST_RUNS} runs.")
     names = _names(run_dirs)
-    runs = [_read(path, name) for path, name in zip(run_dirs, names, strict=True)]
+    runs = [_read(path, name) for path, name in zip(run_dirs, names)]
     content = {"runs": runs, "charts": _charts(runs), "frame": FRAME, "figures": _figures(runs)}
     return write_whole(out, render("compare.html", content | {"differences": _differences(runs)}))
 

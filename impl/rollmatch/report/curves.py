@@ -201,7 +201,7 @@ def _unbroken_runs(steps: Sequence[int], values: Sequence[float | None]) -> list
     [[(1, 0.1), (2, 0.2)], [(4, 0.4)]]
     """
     runs: list[list[tuple[int, float]]] = [[]]
-    for step, value in zip(steps, values, strict=True):
+    for step, value in zip(steps, values):
         if value is None:
             runs.append([])
         else:
@@ -218,7 +218,7 @@ def _path(runs: Iterable[list[tuple[int, float]]], x: Axis, y: Axis) -> str:
 
 def _hover(series: Sequence[Series], plot: Plot, x: Axis, y: Axis) -> dict[str, object]:
     """Per step the place of the ruler, and per line a dot's height and a text (null where there is none)."""
-    tables = [dict(zip(one.steps, one.values, strict=True)) for one in series]
+    tables = [dict(zip(one.steps, one.values)) for one in series]
     steps = sorted({step for table in tables for step in table})
     columns = [[table.get(step) for step in steps] for table in tables]
     kept = thin(columns, limit=MAX_POINTS)
@@ -231,6 +231,6 @@ def _hover(series: Sequence[Series], plot: Plot, x: Axis, y: Axis) -> dict[str, 
                 "y": [None if column[row] is None else y.place(column[row] or 0.0) for row in kept],
                 "text": [None if column[row] is None else plot.text(column[row]) for row in kept],
             }
-            for one, column in zip(series, columns, strict=True)
+            for one, column in zip(series, columns)
         ],
     }

@@ -79,7 +79,7 @@ def _cards(history: History, run_dir: Path) -> tuple[tuple[Card, ...], int, tupl
     named = [str(event.get("file", "")) for event in history.evaluations]
     wanted = [named[0], named[-1]] if len(named) > 1 else named
     paths = [_evaluation_path(name, run_dir) for name in wanted]
-    missing = tuple(name for name, path in zip(wanted, paths, strict=True) if name and path is None)
+    missing = tuple(name for name, path in zip(wanted, paths) if name and path is None)
     loaded: list[Evaluation] = [load_evaluation(path) for path in paths if path is not None]
     if not loaded:
         return (), 0, missing

@@ -96,7 +96,7 @@ def _bars(timed: Sequence[tuple[int, tuple[float, ...]]]) -> tuple[list[Timed], 
     means = [
         (
             first + stretch * size + (size - 1) / 2,
-            tuple(sum(column) / len(rows) for column in zip(*rows, strict=True)),
+            tuple(sum(column) / len(rows) for column in zip(*rows)),
         )
         for stretch, rows in stretches.items()
     ]

@@ -117,7 +117,7 @@ def to_pixels(bins: Sequence[int], *, width: int, height: int) -> list[tuple[flo
     last_bin = NUM_BINS - 1
     return [
         (round(x / last_bin * (width - 1), 2), round(y / last_bin * (height - 1), 2))
-        for x, y in zip(bins[::2], bins[1::2], strict=True)
+        for x, y in zip(bins[::2], bins[1::2])
     ]
 
 
@@ -161,7 +161,7 @@ def _card(answer: Answer, *, worst: int, run_dir: Path) -> Card:
         pixelated=max(scene.width, scene.height) <= PIXELATED_UP_TO,
         image_url=embed(image_path(scene.image, run_dir)),
         image=scene.image,
-        panels=tuple(_panel(one, when=when, step=step) for when, (step, one) in zip(whens, answer, strict=True)),
+        panels=tuple(_panel(one, when=when, step=step) for when, (step, one) in zip(whens, answer)),
         scores=scores,
         gain=round(scores[-1] - scores[0], 4) if len(scores) > 1 else None,
         worst=worst,

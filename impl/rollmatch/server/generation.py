@@ -38,7 +38,7 @@ class ResponseGenerator:
             for item, request in enumerate(batch.requests)
         ]
         outputs = await self.generate(requests, call_id=call_id)
-        responses = [_response(request, *pair) for request, pair in zip(batch.requests, outputs, strict=True)]
+        responses = [_response(request, *pair) for request, pair in zip(batch.requests, outputs)]
         return InferReply(instance=instance, policy_version=self.pool.policy_version, responses=tuple(responses))
 
     async def generate(

@@ -41,7 +41,7 @@ class CallProgress:
         A response without a token waits for its turn, so it moves while its replica does.
         """
         now = time.monotonic()
-        totals = [done + sum(tokens.values()) for done, tokens in zip(finished, unfinished, strict=True)]
+        totals = [done + sum(tokens.values()) for done, tokens in zip(finished, unfinished)]
         for request_id, response in list(self._open.items()):
             written = unfinished[response.replica_index].get(request_id, 0)
             waits = response.num_tokens <= 0

@@ -267,7 +267,7 @@ def _parts_of(transfer: WeightTransfer, bucket: Bucket, device: torch.device) ->
     """In the types in which they travel; the learner's own memory where nothing has to change."""
     indices = range(bucket.start, bucket.stop)
     kinds = [transfer.plan.specs[index].kind[0] for index in indices]
-    pairs = zip(indices, kinds, strict=True)
+    pairs = zip(indices, kinds)
     return [transfer.tensors[index].detach().to(device, dtype).contiguous() for index, dtype in pairs]
 
 

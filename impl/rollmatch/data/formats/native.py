@@ -154,5 +154,5 @@ def to_pixels(bins: Sequence[int], size: tuple[int, int]) -> tuple[float, ...]:
     >>> to_pixels((0, 999), (101, 200))
     (0.0, 199.0)
     """
-    pairs = zip(bins, chain.from_iterable([size] * (len(bins) // 2)), strict=True)
+    pairs = zip(bins, chain.from_iterable([size] * (len(bins) // 2)))
     return tuple(value / (NUM_BINS - 1) * (side - 1) for value, side in pairs)

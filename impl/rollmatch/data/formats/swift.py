@@ -81,7 +81,7 @@ def _objects(record: dict[str, Any], size: tuple[int, int], where: str) -> tuple
         problem = f"{where} has bbox_type {described['bbox_type']!r}"
         raise BadLabel(problem, key=where, remedy="Use real (pixels) or norm1 (0..1).")
     made = []
-    for ref, box in zip(refs, boxes, strict=True):
+    for ref, box in zip(refs, boxes):
         if not isinstance(box, list) or len(box) != 4 or not are_numbers(box):
             raise BadLabel(f"{where} has the box {box!r}", key=where, remedy="Write [x1, y1, x2, y2].")
         left, top, right, bottom = (value * scale[place % 2] for place, value in enumerate(box))

@@ -132,5 +132,5 @@ def _labeled(words: list[str], names: dict[int, str], size: tuple[int, int], whe
             f"{where} has {len(values)} numbers", key=where, remedy="Write 4, or x and y of 3 points and more."
         )
     xs, ys = [x * width for x in values[0::2]], [y * height for y in values[1::2]]
-    polygon = tuple(value for point in zip(xs, ys, strict=True) for value in point)
+    polygon = tuple(value for point in zip(xs, ys) for value in point)
     return LabeledObject(desc=desc, box=(min(xs), min(ys), max(xs), max(ys)), polygon=polygon)

@@ -157,7 +157,7 @@ def _logprobs_of(output: EngineOutput) -> list[dict[str, object]]:
     top = output.top or [()] * len(values)
     return [
         _entry(token_id, value) | {"top_logprobs": [_entry(*pair) for pair in likeliest]}
-        for token_id, value, likeliest in zip(output.response_token_ids, values, top, strict=True)
+        for token_id, value, likeliest in zip(output.response_token_ids, values, top)
     ]
 
 

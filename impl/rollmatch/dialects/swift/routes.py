@@ -221,5 +221,5 @@ def _choice(server: ServerState, output: EngineOutput, index: int, config: Swift
 
 def _logprobs(output: EngineOutput) -> dict[str, Any]:
     values = np.frombuffer(output.logprobs or b"", dtype="<f4").tolist()
-    pairs = zip(output.response_token_ids, values, strict=True)
+    pairs = zip(output.response_token_ids, values)
     return {"content": [{"token": f"token_id:{token_id}", "logprob": value} for token_id, value in pairs]}

@@ -126,7 +126,7 @@ def generate_requests(batch: TrlBatch) -> list[GenerateRequest]:
             may_be_expanded=True,
             **common(item),
         )
-        for item, (prompt, values) in enumerate(zip(batch.prompts, images, strict=True))
+        for item, (prompt, values) in enumerate(zip(batch.prompts, images))
     ]
 
 
@@ -178,4 +178,4 @@ def _reply(call: TrlSampling, outputs: list[EngineOutput]) -> dict[str, Any]:
 def _likeliest(output: EngineOutput) -> Sequence[Sequence[tuple[int, float]]]:
     """For each token of a response, the ids with their log-probabilities; the sampled one alone where no more are."""
     values = np.frombuffer(output.logprobs or b"", dtype="<f4").tolist()
-    return output.top or [[pair] for pair in zip(output.response_token_ids, values, strict=True)]
+    return output.top or [[pair] for pair in zip(output.response_token_ids, values)]

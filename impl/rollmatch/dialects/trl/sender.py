@@ -110,11 +110,11 @@ class TrlSender:
         """The servers, in groups on the device of the tensors; what is queued on a GPU has been computed."""
         if not self._groups:
             device = device_of(("", tensor) for tensor in tensors)
-            places = zip(self.servers, self.rendezvous, strict=True)
+            places = zip(self.servers, self.rendezvous)
             self._groups = tuple(_all(partial(join, *place, device) for place in places))
         if self._groups[0].device.type == "cuda":
             torch.cuda.synchronize(self._groups[0].device)  # what computes the weights may run on another stream
-        pairs = zip(self.servers, self._groups, strict=True)
+        pairs = zip(self.servers, self._groups)
         return [_Receiver(server, group, Buffer(group.device)) for server, group in pairs]
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ def _send_bucket(receiver: _Receiver, specs: Sequence[Spec], tensors: Sequence[T
         server.control("/update_flattened_params", {"metadatas": flat_metadata(specs)})
         group.broadcast(buffer.fill([bytes_of(tensor.to(group.device)) for tensor in tensors]))
     else:
-        for spec, tensor in zip(specs, tensors, strict=True):
+        for spec, tensor in zip(specs, tensors):
             send_named(server, group, spec, tensor)
 
 

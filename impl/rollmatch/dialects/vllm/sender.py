@@ -119,7 +119,7 @@ class StockSender:
         limit_s = address.join_timeout_s + _GRACE_S
         calls = [
             BackgroundCall(partial(server.control, JOIN, body, timeout_s=limit_s))
-            for server, body in zip(self.servers, bodies, strict=True)
+            for server, body in zip(self.servers, bodies)
         ]
         deadline = time.monotonic() + limit_s
         _first_of(joining, calls, partial(_check_joined, address, deadline))

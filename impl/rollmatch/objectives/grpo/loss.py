@@ -125,7 +125,7 @@ def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_
     """
     rows: list[tuple[int, int, int, float, float | None, float | None, float | None]] = []
     lens = []
-    for index, (segment, start) in enumerate(zip(segments, starts, strict=True)):
+    for index, (segment, start) in enumerate(zip(segments, starts)):
         policy = _checked(segment)
         lens.append(0 if policy.is_masked else num_written(segment))
         if policy.is_masked:
@@ -134,9 +134,9 @@ def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_
         recorded = (policy.old_logprobs, policy.sampler_logprobs, policy.reference_logprobs)
         columns = [column or (None,) * segment.train_len for column in recorded]
         ids = segment.token_ids[segment.prompt_len :]
-        whole = zip(places, ids, [index] * len(ids), policy.advantages, *columns, strict=True)
+        whole = zip(places, ids, [index] * len(ids), policy.advantages, *columns)
         rows += whole if policy.is_written is None else compress(whole, policy.is_written)
-    positions, token_ids, owners, advantages, old, sampler, reference = list(zip(*rows, strict=True)) or [()] * 7
+    positions, token_ids, owners, advantages, old, sampler, reference = list(zip(*rows)) or [()] * 7
     return PolicySupervision(
         positions=positions,
         token_ids=token_ids,
@@ -168,7 +168,7 @@ def count_policy_totals(
     """Of all rows and all ranks."""
     rows = list(supervisions)
     counts = [(len(row.positions), row.num_target_tokens, len(row.segment_lens)) for row in rows]
-    mine = [float(sum(column)) for column in zip(*counts, strict=True)] or [0.0] * 3
+    mine = [float(sum(column)) for column in zip(*counts)] or [0.0] * 3
     tokens, target_tokens, segments = (round(number) for number in sum_over_ranks(mine))
     return PolicyTotals(num_tokens=tokens, num_target_tokens=target_tokens, num_segments=segments)
 
@@ -220,7 +220,7 @@ def score_tokens(
     sums = [column.detach().float().sum() for column in columns]
     loss, *figures = torch.stack([total.detach(), *sums]).tolist()  # at once: each look waits for the device
     means = [value / num_tokens for value in figures]
-    return PolicyTerms(total=total, figures=dict(zip(TERM_NAMES, [loss, *means], strict=True)))
+    return PolicyTerms(total=total, figures=dict(zip(TERM_NAMES, [loss, *means])))
 
 
 def _coefficients(supervision: PolicySupervision, rules: PolicyRules, like: Tensor) -> Tensor:

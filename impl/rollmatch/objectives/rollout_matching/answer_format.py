@@ -143,9 +143,9 @@ class AnswerFormat:
         if self.largest is None:
             return tuple(numbers)
         tops = [self.largest[place % 2] for place in range(len(numbers))]
-        if any(not 0 <= number <= top + self.in_pixels for number, top in zip(numbers, tops, strict=True)):
+        if any(not 0 <= number <= top + self.in_pixels for number, top in zip(numbers, tops)):
             return None
-        return tuple(round(min(number, top) * LAST_BIN / top) for number, top in zip(numbers, tops, strict=True))
+        return tuple(round(min(number, top) * LAST_BIN / top) for number, top in zip(numbers, tops))
 
 
 COORD_TOKENS = AnswerFormat()

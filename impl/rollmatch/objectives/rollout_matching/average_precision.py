@@ -101,7 +101,7 @@ def average_precision(truth: Sequence[TrueBox], detected: Sequence[DetectedBox],
         curve = precision[:, :, place, ALL_AREAS, MOST_DETECTIONS]
         of_50, reached = curve[IOU_50], recall[:, place, ALL_AREAS, MOST_DETECTIONS]
         by_desc[desc] = {"AP": _mean(curve), "AP50": _mean(of_50), "AR_100": _mean(reached)}
-    return AveragePrecision(summary={n: _known(v) for n, v in zip(SUMMARY, judge.stats, strict=True)}, by_desc=by_desc)
+    return AveragePrecision(summary={n: _known(v) for n, v in zip(SUMMARY, judge.stats)}, by_desc=by_desc)
 
 
 def _entry(each: TrueBox | DetectedBox, numbers: dict[str, int]) -> dict[str, Any]:

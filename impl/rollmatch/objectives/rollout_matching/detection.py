@@ -158,7 +158,7 @@ def _true_boxes(image: int, one: Answered) -> list[TrueBox]:
 def _detected_boxes(image: int, one: Answered) -> list[DetectedBox]:
     return [
         DetectedBox(image=image, desc=each.desc, box=_pixels(around(each), one.size), score=score)
-        for each, score in zip(one.parsed.objects, one.scores, strict=True)
+        for each, score in zip(one.parsed.objects, one.scores)
     ]
 
 

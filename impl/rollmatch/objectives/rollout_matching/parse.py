@@ -169,7 +169,7 @@ def parse_rollout(
     elements, ending = scan_elements(response.text, opened, answer_format.closing_marks)
     cut, *places = _byte_places(response.text, [opened, *(place for e in elements for place in (e.start, e.end))])
     cut = places[-1] if places else cut
-    judged = [_judge(response, *found, answer_format) for found in zip(elements, places[::2], strict=True)]
+    judged = [_judge(response, *found, answer_format) for found in zip(elements, places[::2])]
     drops = Counter(verdict.value for verdict in judged if isinstance(verdict, DropReason))
     if ending in (Ending.MALFORMED, Ending.TRAILING_TEXT):
         drops[ending.value] += 1
@@ -250,7 +250,7 @@ def _byte_places(text: str, places: Sequence[int]) -> list[int]:
     >>> _byte_places("a\u00e9]", [0, 1, 2, 3])
     [0, 1, 3, 4]
     """
-    spans = zip([0, *places], places, strict=False)
+    spans = zip([0, *places], places)
     return list(accumulate(len(text[start:end].encode()) for start, end in spans))
 
 
@@ -268,7 +268,7 @@ def _numbers_in(response: _ResponseText, element: Element, start: int) -> tuple[
     firsts = [start + place for place in _byte_places(text, [place for place, _ in found])]
     return tuple(
         Slot(first, first + len(digits), bisect_right(response.starts, first) - 1, int(digits))
-        for first, (_, digits) in zip(firsts, found, strict=True)
+        for first, (_, digits) in zip(firsts, found)
     )
 
 

@@ -87,9 +87,9 @@ def mask_segment(segment: Segment, *, rules: MaskRules, bin_of: BinOf) -> Superv
     tail_bins = [(index, bin_of(segment.token_ids[index])) for index in range(tail_start, segment.encoded_len)]
     tail_slots = [(index, coord_bin) for index, coord_bin in tail_bins if coord_bin is not None]
     weights = _text_weights(segment, (index for index, coord_bin in tail_bins if coord_bin is None), rules)
-    labels = [i if weight else IGNORED for i, weight in zip(segment.token_ids, weights, strict=True)]
+    labels = [i if weight else IGNORED for i, weight in zip(segment.token_ids, weights)]
     desc = frozenset(segment.desc_positions)
-    for index, label in zip(segment.corrected_positions, segment.corrected_labels, strict=True):
+    for index, label in zip(segment.corrected_positions, segment.corrected_labels):
         weight = rules.desc_ce_weight_matched if index in desc else 1.0
         weights[index] = weight if label != IGNORED else 0.0
         labels[index] = label if weight else IGNORED
@@ -125,11 +125,11 @@ def place_supervisions(supervisions: Iterable[Supervision], *, starts: Iterable[
     """
     labels, weights = [IGNORED] * num_tokens, [0.0] * num_tokens
     slots: list[tuple[int, int, bool]] = []
-    for part, start in zip(supervisions, starts, strict=True):
+    for part, start in zip(supervisions, starts):
         labels[start : start + len(part.labels)] = part.labels
         weights[start : start + len(part.weights)] = part.weights
         moved = (start + position for position in part.coord_positions)
-        slots += zip(moved, part.coord_bins, part.coord_in_prefix, strict=True)
+        slots += zip(moved, part.coord_bins, part.coord_in_prefix)
     return Supervision(
         labels=tuple(labels),
         weights=tuple(weights),
@@ -184,7 +184,7 @@ def _check_positions(segment: Segment) -> None:
 
 def _check_slots(segment: Segment, bin_of: BinOf) -> None:
     origin = segment.sample.origin
-    for index, coord_bin in zip(segment.coord_positions, segment.coord_bins, strict=True):
+    for index, coord_bin in zip(segment.coord_positions, segment.coord_bins):
         if bin_of(segment.token_ids[index]) is None:
             problem = f"token {segment.token_ids[index]} of slot {index} is no coordinate"
             raise LearnError(problem, code="slot-holds-no-coord", key=origin)
@@ -246,7 +246,7 @@ def _labels_of(sampled: Sequence[int], true: Sequence[int], *, first: int) -> di
     >>> _labels_of([1, 3, 7, 5, 0], [1, 3, 7, 0], first=20)
     {20: 1, 21: 3, 22: 7, 23: 0, 24: -100}
     """
-    pairs = zip(sampled, true, strict=False)
+    pairs = zip(sampled, true)
     leaves = next((place for place, (mine, wanted) in enumerate(pairs) if mine != wanted), len(true))
     return {first + place: true[place] if place <= leaves else IGNORED for place in range(len(sampled))}
 

@@ -66,10 +66,7 @@ class TreeValues:
     def values_of(self, trajectories: Sequence[Trajectory], cuts: Sequence[Cuts], waves: Waves) -> list[Valued]:
         """As the contract."""
         ranks = waves.ranks
-        mine = [
-            _Walk(owner=(ranks.rank, i), trajectory=t, cuts=c)
-            for i, (t, c) in enumerate(zip(trajectories, cuts, strict=True))
-        ]
+        mine = [_Walk(owner=(ranks.rank, i), trajectory=t, cuts=c) for i, (t, c) in enumerate(zip(trajectories, cuts))]
         walks = [walk for part in ranks.gather(mine) for walk in part]
         trees, paths = self._plant(walks, ranks.rank, ranks.learner_world_size)
         for _ in range(self.budget.num_rounds):
@@ -103,7 +100,7 @@ class TreeValues:
             index = len(node.returns) + num_asked.get(node.state, 0)
             num_asked[node.state] = num_asked.get(node.state, 0) + 1
             requests.append(waves.request(node.state, index))
-        for (tree, node), made in zip(chosen, waves.continue_states(requests), strict=True):
+        for (tree, node), made in zip(chosen, waves.continue_states(requests)):
             for above in node.lineage():
                 above.pending -= 1
             tree.add(made, self.splitter.cuts(made), start=node)
@@ -120,7 +117,7 @@ class TreeValues:
             assert node.state is not None
             requests += [waves.request(node.state, len(node.returns) + extra) for extra in range(num)]
             places += [node] * num
-        for node, made in zip(places, waves.continue_states(requests), strict=True):
+        for node, made in zip(places, waves.continue_states(requests)):
             tree = trees[made.sample.sample_id]
             tree.add(made, self.splitter.cuts(made), start=node)
 
