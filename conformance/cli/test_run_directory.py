@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conformance.refusals import refused
-from rollmatch.checkpoint import MANIFEST, remove_old_checkpoints, write_manifest
+from rollmatch.checkpoint import MANIFEST, ranks_without_rng_state, remove_old_checkpoints, write_manifest
 from rollmatch.cli import run_directory
 from rollmatch.cli.run_directory import (
     RunDirectoryTaken,
@@ -166,6 +166,14 @@ def test_a_checkpoint_without_a_state_is_never_resumed_in_silence(directory, fil
     with refused("checkpoint-damaged", problem="saved without the"):
         opened(directory, resume=True)
     assert (directory / "checkpoint-20" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("num_ranks", "fresh"), [(1, [0]), (2, [1]), (3, [1, 2])])
+def test_ranks_whose_random_state_was_not_saved_are_known(tmp_path, num_ranks, fresh):
+    (tmp_path / "rng_state_0.pth").touch()
+    assert ranks_without_rng_state(tmp_path, learner_world_size=num_ranks) == fresh
+    (tmp_path / "rng_state.pth").touch()
+    assert ranks_without_rng_state(tmp_path, learner_world_size=1) == []
 
 
 def test_old_checkpoints_go_and_those_of_an_undone_part_do_not_count(directory):

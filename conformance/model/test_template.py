@@ -73,6 +73,15 @@ def test_a_directory_that_does_not_say_how_images_are_prepared_is_refused(tmp_pa
     assert Template(folder, system="", user=USER).images is not None
 
 
+def test_rows_are_padded_by_the_pad_token_or_where_there_is_none_by_the_stop_token(template, tmp_path):
+    assert template.vocabulary.text([template.pad_id]) == "<|endoftext|>"
+    shutil.copytree(DIGITS, tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    described = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del described["pad_token"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(described))
+    assert Template(tmp_path, system="", user=USER).pad_id == template.vocabulary.stop_id
+
+
 def check(template, learner, engine):
     template.check_alignment(sample_of("a.png"), learner, make_rollout((), prompt_token_ids=tuple(engine)))
 

@@ -223,6 +223,7 @@ def test_parts_are_handed_out_as_they_come_each_once():
             assert ids_of(rollouts) == [2 * part, 2 * part + 1]
             taken.append(part)
         assert sorted(taken) == [0, 1, 2]
+        assert [prefetch.has_part(0, taken=each) for each in ([0, 1], taken)] == [True, False]
         assert ids_of(prefetch.collect(0, min_version=1)[0]) == list(range(6))
 
 

@@ -141,6 +141,8 @@ def test_a_dead_replica_ends_what_waits_for_it():
         await asyncio.sleep(0.02)
         pool.replicas[1].is_gone = True
         with pytest.raises(WorkerDead):
+            pool.check()  # before the watch has seen it
+        with pytest.raises(WorkerDead):
             await asyncio.wait_for(call, 3)
         with pytest.raises(WorkerDead):
             await asyncio.wait_for(pool.call_all("rollmatch_poll"), 3)

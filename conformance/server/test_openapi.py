@@ -57,6 +57,7 @@ def answer_to(client, route, body, bodies):
 def test_every_route_that_reads_a_body_describes_it(described):
     posts = {path for path, operations in described["paths"].items() if "post" in operations}
     assert posts - bodies_of(described).keys() == WITHOUT_BODY
+    assert {route for calls in BODIES.values() for route, _ in calls} <= posts
     bodies = [
         each["requestBody"] for calls in described["paths"].values() for each in calls.values() if "requestBody" in each
     ]

@@ -167,7 +167,8 @@ def test_an_evaluation_rewards_answers_at_its_own_temperature_and_writes_some_do
     trainer = make_trainer(tmp_path, *GRPO, *overrides)
     metrics = trainer.evaluate()
     (requested,) = events(trainer, "requested")
-    assert (requested["purpose"], requested["decoding"]["temperature"]) == ("eval", temperature)
+    decoding = requested["decoding"]
+    assert (requested["purpose"], decoding["temperature"], decoding["logprobs"]) == ("eval", temperature, False)
     assert requested["num_requests"] == 4
     (event,) = events(trainer, "evaluated")
     record = json.loads((tmp_path / event["file"]).read_text())

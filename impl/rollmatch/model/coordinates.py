@@ -79,16 +79,21 @@ def add_rows(model: "PreTrainedModel", ids: Sequence[int], digit_ids: Sequence[i
             weight = cast(Tensor, part.weight)
             weight[num_before:] = weight[:num_before].float().mean(0).to(weight.dtype)
             weight[list(ids)] = ordered_rows(weight[list(digit_ids)].float()).to(weight.dtype)
-    rows = functional.normalize(cast(Tensor, cast(nn.Module, model.get_input_embeddings()).weight)[list(ids)].float())
-    near, far = ((rows[:-apart] * rows[apart:]).sum(-1).mean().item() for apart in (1, NUM_BINS // 2))
+    rows = cast(Tensor, cast(nn.Module, model.get_input_embeddings()).weight)[list(ids)]
     return AddedCoordinates(
         first_id=ids[0],
         num_rows_before=num_before,
         num_rows=num_rows,
         is_tied=is_tied,
-        cosine_of_neighbours=near,
-        cosine_of_distant=far,
+        cosine_of_neighbours=mean_cosine(rows, apart=1),
+        cosine_of_distant=mean_cosine(rows, apart=NUM_BINS // 2),
     )
+
+
+def mean_cosine(rows: Tensor, *, apart: int) -> float:
+    """Of pairs of rows so many rows apart."""
+    rows = functional.normalize(rows.float())
+    return float((rows[:-apart] * rows[apart:]).sum(-1).mean())
 
 
 def ordered_rows(digits: Tensor) -> Tensor:

@@ -113,8 +113,8 @@ class Prefetch:
         """A complete part that was not taken yet, the lowest of several. The window stays. Errors: as ``collect``."""
         with self.monitor:
             window = self.windows[step]
-            self._wait(lambda: bool(set(window.complete_parts()) - set(taken)))
-            part = min(set(window.complete_parts()) - set(taken))
+            self._wait(lambda: bool(window.untaken_parts(taken)))
+            part = min(window.untaken_parts(taken))
             start, stop = window.span(part)
             return part, [rollout for rollout in window.rollouts[start:stop] if rollout is not None]
 
@@ -122,13 +122,13 @@ class Prefetch:
         """Whether ``next_part`` would not wait. Errors: those of the calls."""
         with self.monitor:
             self._raise_failure()
-            return bool(set(self.windows[step].complete_parts()) - set(taken))
+            return bool(self.windows[step].untaken_parts(taken))
 
     def wait_for_part(self, step: int, *, taken: Sequence[int]) -> None:
         """Until ``has_part``. Errors: as ``collect``."""
         with self.monitor:
             window = self.windows[step]
-            self._wait(lambda: bool(set(window.complete_parts()) - set(taken)))
+            self._wait(lambda: bool(window.untaken_parts(taken)))
 
     def is_complete(self, step: int) -> bool:
         """Whether a window waits for nothing any more."""

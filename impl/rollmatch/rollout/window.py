@@ -62,14 +62,14 @@ class PendingWindow:
         """Store the rollouts of one item."""
         self.rollouts[item.start : item.stop] = list(rollouts)
 
-    def complete_parts(self) -> list[int]:
-        """Indices of the parts whose every request has been answered.
+    def untaken_parts(self, taken: Sequence[int]) -> list[int]:
+        """Indices of the parts whose every request has been answered, without those that were taken.
 
-        >>> PendingWindow(step=0, requests=(), parts=()).complete_parts()
-        []
+        >>> PendingWindow(step=0, requests=("a", "b"), parts=(0, 0, 2)).untaken_parts([1])
+        [0]
         """
-        ends = pairwise(accumulate(self.parts, initial=0))
-        return [part for part, (start, stop) in enumerate(ends) if None not in self.rollouts[start:stop]]
+        ends = enumerate(pairwise(accumulate(self.parts, initial=0)))
+        return [part for part, (start, stop) in ends if part not in taken and None not in self.rollouts[start:stop]]
 
     def span(self, part: int) -> tuple[int, int]:
         """First index of a part and the index after its last.
