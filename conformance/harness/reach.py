@@ -55,6 +55,8 @@ START_PROCESSES = ("cli", "dialects", "servers", "trainer")
 """Folders whose tests take long: they judge last."""
 OF_KEYS = ("conformance/config/test_load.py", "conformance/docs/test_reference.py")
 """Values out of bounds are refused, and the reference pages show defaults and bounds of every configuration key."""
+OF_ROUTES = ("conformance/server/test_openapi.py::test_every_route_that_reads_a_body_describes_it",)
+"""Routes are registered where every test of a server begins: this one lists them."""
 Place = tuple[Path, int]
 
 
@@ -155,8 +157,8 @@ def _first(node: ast.stmt) -> int:
 def tests_of(path: Path, line: int) -> tuple[str, ...]:
     """Tests that reach a line: by turns the one that reaches a line near it that fewest tests reach, and the narrowest.
 
-    Those that name the module come first, then those that also reach a method of the class around the line; tests that
-    start processes last.
+    Those that name the module come first, then those with most of the line's names, then those that also reach a method
+    of the class around the line; tests that start processes last.
     """
     breadth, rarity = read_map()[1], dict[str, int]()
     for file, place in places_that_show(path, line):
@@ -166,19 +168,42 @@ def tests_of(path: Path, line: int) -> tuple[str, ...]:
             number = min(len(tests) for tests in near if test in tests)
             rarity[test] = min(number, rarity.get(test, number))
     own = _tests_of_class(path, line) or set(rarity)
-    order = {test: (path.stem not in test, test not in own, _starts_processes(test)) for test in rarity}
+    names = names_in(path, line)
+    order = {
+        test: (path.stem not in test, -len(names & words_of(test)), test not in own, _starts_processes(test))
+        for test in rarity
+    }
     narrow = sorted(rarity, key=lambda test: (*order[test], breadth[test], test))
     rare = sorted(narrow, key=lambda test: (*order[test], rarity[test]))
     tests = tuple(dict.fromkeys(chain.from_iterable(zip(rare, narrow, strict=True))))
     first = OF_KEYS if line not in bodies_of(path) and "/config/" in path.as_posix() else ()
+    first = OF_ROUTES if path.stem.endswith("routes") else first
     return (*first, *tests[:MOST_TESTS], *slow_tests_of(path))
 
 
+def names_in(path: Path, line: int) -> set[str]:
+    """Names and attributes that a line reads, sets or defines."""
+    nodes = [node for node in ast.walk(tree_of(path)) if getattr(node, "lineno", 0) == line]
+    return {str(getattr(node, field, "")) for node in nodes for field in ("id", "attr", "arg", "name")} - {""}
+
+
+@cache
+def words_of(test: str) -> frozenset[str]:
+    """Words in the function of a test, also in its texts."""
+    file, _, name = test.partition("::")
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    functions = [node for node in ast.walk(tree_of(ROOT / file)) if isinstance(node, ast.FunctionDef)]
+    texts = [lines[_first(each) - 1 : each.end_lineno] for each in functions if each.name == name.partition("[")[0]]
+    return frozenset(re.findall(r"\w+", "\n".join(chain.from_iterable(texts))))
+
+
 def _tests_of_class(path: Path, line: int) -> set[str]:
-    """Tests that reach a method of the class around a line."""
+    """Tests that reach a method of the class around a line; any body of the module, if the class has no methods."""
     classes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)]
     around = [range(node.lineno, (node.end_lineno or 0) + 1) for node in classes]
     lines = {each for span in around if line in span for each in bodies_of(path).intersection(span)}
+    if line not in bodies_of(path):
+        lines = lines or bodies_of(path)
     return set().union(*(contexts_of(path).get(each, set()) for each in lines))
 
 
