@@ -53,9 +53,10 @@ MOST_TESTS = 150
 """Of the map, for one line."""
 START_PROCESSES = ("cli", "dialects", "servers", "trainer")
 """Folders whose tests take long: they judge last."""
-OF_KEYS = ("conformance/config/test_load.py", "conformance/docs/test_reference.py")
-"""Values out of bounds are refused, and the reference pages show defaults and bounds of every configuration key."""
-OF_ROUTES = ("conformance/server/test_openapi.py::test_every_route_that_reads_a_body_describes_it",)
+REFERENCE = "conformance/docs/test_reference.py::test_the_generated_blocks_are_fresh"
+"""The reference pages show defaults and bounds of keys, options and payloads, and the HTTP status of errors."""
+OF_KEYS = ("conformance/config/test_load.py", REFERENCE)
+OF_ROUTES = "conformance/server/test_openapi.py::test_every_route_that_reads_a_body_describes_it"
 """Routes are registered where every test of a server begins: this one lists them."""
 Place = tuple[Path, int]
 
@@ -176,9 +177,22 @@ def tests_of(path: Path, line: int) -> tuple[str, ...]:
     narrow = sorted(rarity, key=lambda test: (*order[test], breadth[test], test))
     rare = sorted(narrow, key=lambda test: (*order[test], rarity[test]))
     tests = tuple(dict.fromkeys(chain.from_iterable(zip(rare, narrow, strict=True))))
-    first = OF_KEYS if line not in bodies_of(path) and "/config/" in path.as_posix() else ()
-    first = OF_ROUTES if path.stem.endswith("routes") else first
-    return (*first, *tests[:MOST_TESTS], *slow_tests_of(path))
+    return (*tests_of_tables(path, line), *tests[:MOST_TESTS], *slow_tests_of(path))
+
+
+def tests_of_tables(path: Path, line: int) -> tuple[str, ...]:
+    """Tests of pages that list what a line defines; they judge first."""
+    name = path.relative_to(IMPL / "rollmatch").as_posix()
+    functions = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef)]
+    around = [node for node in functions if _first(node) <= line <= (node.end_lineno or 0)]
+    if name.startswith("cli/") and any("add_argument(" in ast.unparse(node) for node in around):
+        return (REFERENCE,)
+    if line in bodies_of(path):
+        return (OF_ROUTES,) if name.endswith("routes.py") else ()
+    if name.startswith("config/"):
+        return OF_KEYS
+    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
+    return (REFERENCE,) if name == "server/failures.py" or f"messages {name}" in pages else ()
 
 
 def names_in(path: Path, line: int) -> set[str]:
