@@ -55,7 +55,17 @@ START_PROCESSES = ("cli", "dialects", "servers", "trainer")
 """Folders whose tests take long: they judge last."""
 REFERENCE = "conformance/docs/test_reference.py::test_the_generated_blocks_are_fresh"
 """The reference pages show defaults and bounds of keys, options and payloads, and the HTTP status of errors."""
-OF_KEYS = ("conformance/config/test_load.py", REFERENCE)
+OF_DEFAULTS = "conformance/objectives/test_defaults.py"
+TABLES = {
+    "config/": ("conformance/config/test_load.py", REFERENCE),
+    "dialects/": (REFERENCE,),
+    "objectives/": (OF_DEFAULTS,),
+    "rollout/backend.py": (OF_DEFAULTS,),
+    "server/failures.py": (REFERENCE,),
+    "server/payloads.py": (REFERENCE,),
+    "server/settings.py": (OF_DEFAULTS,),
+}
+"""Part of a module's path -> tests that list what it defines outside of function bodies."""
 OF_ROUTES = "conformance/server/test_openapi.py::test_every_route_that_reads_a_body_describes_it"
 """Routes are registered where every test of a server begins: this one lists them."""
 Place = tuple[Path, int]
@@ -189,10 +199,7 @@ def tests_of_tables(path: Path, line: int) -> tuple[str, ...]:
         return (REFERENCE,)
     if line in bodies_of(path):
         return (OF_ROUTES,) if name.endswith("routes.py") else ()
-    if name.startswith("config/"):
-        return OF_KEYS
-    pages = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/reference").glob("*.md"))
-    return (REFERENCE,) if name == "server/failures.py" or f"messages {name}" in pages else ()
+    return next((tests for part, tests in TABLES.items() if name.startswith(part)), ())
 
 
 def names_in(path: Path, line: int) -> set[str]:
