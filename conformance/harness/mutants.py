@@ -32,7 +32,7 @@ from scipy.stats import binomtest
 from conformance.harness.reach import slow_tests_of, tests_of, tree_of
 from conformance.harness.trial import IMPL, ROOT, Trial, TrialResult, run_trials
 
-BUDGET_S = 20
+BUDGET_S = 30
 """Processor time of a mutant's tests after which no further one begins."""
 TIMEOUT_S, SLOW_TIMEOUT_S = 120, 400
 """Time until a mutant counts as killed; the second one for tests that start engines."""

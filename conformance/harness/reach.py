@@ -1,6 +1,7 @@
 """Which tests can judge a changed line of ``impl/``, by the map of coverage that ``make map`` writes."""
 
 import ast
+import builtins
 import re
 import sqlite3
 from collections import Counter
@@ -49,15 +50,15 @@ SLOW_TESTS = {
     "model/merge.py": ("conformance/test_kernels.py", f"{SERVER}_sync.py"),
 }
 """Part of a module's path -> tests in which it runs in a process of its own, which the map does not see."""
-MOST_TESTS = 150
+MOST_TESTS = 300
 """Of the map, for one line."""
 START_PROCESSES = ("cli", "dialects", "servers", "trainer")
 """Folders whose tests take long: they judge last."""
 REFERENCE = "conformance/docs/test_reference.py::test_the_generated_blocks_are_fresh"
 """The reference pages show defaults and bounds of keys, options and payloads, and the HTTP status of errors."""
 OF_DEFAULTS = "conformance/objectives/test_defaults.py"
+OF_CONFIG = ("conformance/config", REFERENCE)
 TABLES = {
-    "config/": ("conformance/config/test_load.py", REFERENCE),
     "dialects/": (REFERENCE,),
     "objectives/": (OF_DEFAULTS,),
     "rollout/backend.py": (OF_DEFAULTS,),
@@ -168,8 +169,8 @@ def _first(node: ast.stmt) -> int:
 def tests_of(path: Path, line: int) -> tuple[str, ...]:
     """Tests that reach a line: by turns the one that reaches a line near it that fewest tests reach, and the narrowest.
 
-    Those that name the module come first, then those with most of the line's names, then those that also reach a method
-    of the class around the line; tests that start processes last.
+    Those in a file that names the module come first, then those with most of the line's names, those in the folder of
+    the package, and those that also reach a method of the class around the line; tests that start processes last.
     """
     breadth, rarity = read_map()[1], dict[str, int]()
     for file, place in places_that_show(path, line):
@@ -180,10 +181,10 @@ def tests_of(path: Path, line: int) -> tuple[str, ...]:
             rarity[test] = min(number, rarity.get(test, number))
     own = _tests_of_class(path, line) or set(rarity)
     names = names_in(path, line)
-    order = {
-        test: (path.stem not in test, -len(names & words_of(test)), test not in own, _starts_processes(test))
-        for test in rarity
-    }
+    folder, order = f"/{path.relative_to(IMPL).parts[1]}/", dict[str, tuple[int, ...]]()
+    for test in rarity:
+        file, num_named = test.partition("::")[0], len(names & words_of(test))
+        order[test] = (path.stem not in file, -num_named, folder not in file, test not in own, _starts_processes(test))
     narrow = sorted(rarity, key=lambda test: (*order[test], breadth[test], test))
     rare = sorted(narrow, key=lambda test: (*order[test], rarity[test]))
     tests = tuple(dict.fromkeys(chain.from_iterable(zip(rare, narrow, strict=True))))
@@ -197,15 +198,20 @@ def tests_of_tables(path: Path, line: int) -> tuple[str, ...]:
     around = [node for node in functions if _first(node) <= line <= (node.end_lineno or 0)]
     if name.startswith("cli/") and any("add_argument(" in ast.unparse(node) for node in around):
         return (REFERENCE,)
+    if name.startswith("config/"):
+        return OF_CONFIG
     if line in bodies_of(path):
         return (OF_ROUTES,) if name.endswith("routes.py") else ()
     return next((tests for part, tests in TABLES.items() if name.startswith(part)), ())
 
 
 def names_in(path: Path, line: int) -> set[str]:
-    """Names and attributes that a line reads, sets or defines."""
+    """Names and attributes that a line reads, sets or defines; of a decorator, the function's name."""
     nodes = [node for node in ast.walk(tree_of(path)) if getattr(node, "lineno", 0) == line]
-    return {str(getattr(node, field, "")) for node in nodes for field in ("id", "attr", "arg", "name")} - {""}
+    named = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    nodes += [node for node in named if _first(node) <= line < node.body[0].lineno]
+    names = {str(getattr(node, field, "")) for node in nodes for field in ("id", "attr", "arg", "name")}
+    return names.difference(dir(builtins), {""})
 
 
 @cache
