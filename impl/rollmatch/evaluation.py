@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollmatch.objectives.protocol import Objective, ObjectiveContext
-from rollmatch.records import Sample
+from rollmatch.records import Sample, rounded
 from rollmatch.rollout.source import RolloutSource
 
 
@@ -23,7 +23,7 @@ def evaluate_policy(
         "generated",
         step=context.step,
         purpose="eval",
-        seconds=round(rollout_s, 4),
+        seconds=rounded(rollout_s),
         num_rollouts=len(rollouts),
         num_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
         policy_version=min((rollout.policy_version for rollout in rollouts), default=source.policy_version),

@@ -14,6 +14,15 @@ NUM_BINS = 1000
 """Coordinate bins; the last bin, 999, is the last pixel."""
 
 
+def rounded(figure: float) -> float:
+    """A figure as journals and pages show it: seconds, shares and advantages.
+
+    >>> rounded(2 / 3)
+    0.6667
+    """
+    return round(figure, 4)
+
+
 class Geometry(StrEnum):
     """The two shapes an object may have; the value is its key in JSON."""
 

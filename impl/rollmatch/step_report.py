@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.protocol import Objective, TrainingTargets
-from rollmatch.records import Rollout, Sample
+from rollmatch.records import Rollout, Sample, rounded
 from rollmatch.rollout.prefetch import Prefetch
 
 PHASES = ("sync", "rollout", "target", "pack", "learn")
@@ -217,7 +217,7 @@ class StepReport:
         """Fields of the journal's ``generated`` event; ``seconds`` is how long the learner waited."""
         return {
             "step": self.step,
-            "seconds": round(self.phase_s["rollout"], 4),
+            "seconds": rounded(self.phase_s["rollout"]),
             "num_rollouts": len(rollouts),
             "num_tokens": sum(len(rollout.response_token_ids) for rollout in rollouts),
             "policy_version": min((rollout.policy_version for rollout in rollouts), default=policy_version),
@@ -232,7 +232,7 @@ class StepReport:
             "segments": sum(len(batch.segments) for batch in batches),
             "sample_ids": [[segment.sample.sample_id for segment in batch.segments] for batch in batches],
             "tokens": sum(batch.num_tokens for batch in batches),
-            "fill": round(sum(batch.fill for batch in batches) / len(batches), 4),
+            "fill": rounded(sum(batch.fill for batch in batches) / len(batches)),
             "oldest_policy_version": min(segment.policy_version for batch in batches for segment in batch.segments),
             "carried": self.num_carried,
             **({"order": list(order)} if order else {}),
@@ -246,9 +246,9 @@ class StepReport:
         times = measure((self.began, now), self.phase_s, busy)
         timeline = {
             "step": self.step,
-            "began": round(self.began, 3),
-            "ended": round(now, 3),
-            "learner": [[name, round(begin, 3), round(end, 3)] for name, begin, end in sorted(self.spans)],
+            "began": rounded(self.began),
+            "ended": rounded(now),
+            "learner": [[name, rounded(begin), rounded(end)] for name, begin, end in sorted(self.spans)],
             "calls": [c.as_list() for c in calls] if prefetch else [[0, *wait, self.step] for wait in waits],
         }
         ages = self.staleness or {0: len(self.rollouts)}

@@ -7,6 +7,7 @@ from rollmatch.learn.attention import FLASH_DTYPES, check_packable, installed, w
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
 from rollmatch.model.decoder_layers import compile_layers, decoder_layers
 from rollmatch.model.policy import count_weights, unwrap
+from rollmatch.records import rounded
 
 
 def recomputes(config: RunConfig) -> bool:
@@ -32,7 +33,7 @@ def memory_figures(config: RunConfig, model: torch.nn.Module) -> dict[str, objec
     """Peak of this rank's GPU memory in tensors (unit: GB), and decoder layers that kept their activations last."""
     if not torch.cuda.is_available():
         return {}
-    figures: dict[str, object] = {"peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2)}
+    figures: dict[str, object] = {"peak_gb": rounded(torch.cuda.max_memory_allocated() / 1e9)}
     if config.training.gradient_checkpointing == "auto":
         layers = decoder_layers(unwrap(model))
         figures |= {"layers": len(layers), "kept_layers": sum(not layer.gradient_checkpointing for layer in layers)}

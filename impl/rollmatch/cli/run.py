@@ -34,7 +34,7 @@ from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
 from rollmatch.model.template import Template
 from rollmatch.ranks import Journal, Ranks
-from rollmatch.records import Sample
+from rollmatch.records import Sample, rounded
 from rollmatch.report.console import StepConsole, print_before_after, print_header
 from rollmatch.report.page import write_page
 from rollmatch.segment_trainer import saved_learner
@@ -147,7 +147,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None, 
     else:
         if watcher.evaluated_at != step:  # else eval_steps has just done it
             trainer.evaluate()
-        journal.write("finished", step=step, seconds=round(time.perf_counter() - began, 1))
+        journal.write("finished", step=step, seconds=rounded(time.perf_counter() - began))
     if is_primary:
         _tell_result(directory, interrupted_at=None if stop_signal is None else step)
     return 0 if stop_signal is None else 128 + stop_signal

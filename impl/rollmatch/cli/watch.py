@@ -13,7 +13,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 from rollmatch.config import RunConfig
 from rollmatch.errors import ConfigError, LearnError
 from rollmatch.evaluation import evaluation_file
-from rollmatch.records import NUM_BINS
+from rollmatch.records import NUM_BINS, rounded
 from rollmatch.report.console import StepConsole
 from rollmatch.report.evaluations import Scene, load_evaluation
 from rollmatch.report.scenes import image_path
@@ -214,9 +214,9 @@ def make_step_fields(logs: dict[str, float], *, step: int, step_s: float) -> dic
     groups = ("drop/", "time/", "overlap/", "staleness/")
     fields: dict[str, object] = {name: value for name, value in logs.items() if not name.startswith(groups)}
     fields["drops"] = {n.removeprefix("drop/"): int(v) for n, v in logs.items() if n.startswith("drop/") and v}
-    fields["phase_s"] = {phase: round(logs[f"time/{phase}_s"], 4) for phase in PHASES if f"time/{phase}_s" in logs}
+    fields["phase_s"] = {phase: rounded(logs[f"time/{phase}_s"]) for phase in PHASES if f"time/{phase}_s" in logs}
     by_rank = [v for n, v in logs.items() if n.startswith("time/rollout_s/rank")]
-    fields["rollout_s_by_rank"] = [round(seconds, 4) for seconds in by_rank]
-    fields["overlap"] = {n.removeprefix("overlap/"): round(v, 4) for n, v in logs.items() if n.startswith("overlap/")}
+    fields["rollout_s_by_rank"] = [rounded(seconds) for seconds in by_rank]
+    fields["overlap"] = {n.removeprefix("overlap/"): rounded(v) for n, v in logs.items() if n.startswith("overlap/")}
     fields["staleness"] = {n.removeprefix("staleness/"): int(v) for n, v in logs.items() if n.startswith("staleness/")}
-    return fields | {"step": step, "step_s": round(step_s, 4)}
+    return fields | {"step": step, "step_s": rounded(step_s)}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollmatch.records import rounded
 from rollmatch.report.evaluations import Evaluation
 from rollmatch.report.numbers import MISSING, finite
 from rollmatch.report.page import render, write_whole
@@ -51,7 +52,7 @@ def worst_cards(evaluation: Evaluation, folder: Path) -> tuple[Card, ...]:
 def _row(name: str, value: float | int | None) -> FigureRow:
     number = finite(value)
     percent = 0.0 if number is None else 100 * min(max(number, 0.0), 1.0)
-    return FigureRow(name=name, text=_text(value), percent=round(percent, 2))
+    return FigureRow(name=name, text=_text(value), percent=rounded(percent))
 
 
 def _classes(by_desc: Mapping[str, Figures]) -> Sequence[tuple[str, list[str]]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
+from rollmatch.records import rounded
 from rollmatch.report.history import Event, History
 from rollmatch.report.numbers import compact, duration, finite, percent, plain
 
@@ -158,7 +159,7 @@ def make_drop_rows(history: History) -> tuple[DropRow, ...]:
             total=total,
             first_half=first[reason],
             second_half=second[reason],
-            share=round(total / totals.total(), 4),
+            share=rounded(total / totals.total()),
             share_text=percent(total / totals.total()),
         )
         for reason, total in sorted(totals.items(), key=lambda item: (-item[1], item[0]))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rollmatch.records import rounded
 from rollmatch.report.axes import Axis, step_axis, value_axis
 from rollmatch.report.curves import BOTTOM, LEFT, RIGHT, TOP
 from rollmatch.report.history import Event, History
@@ -116,7 +117,7 @@ def _row(phase: int, totals: Sequence[float], num_steps: int, *, path: str) -> P
         phase=PHASES[phase],
         total=duration(totals[phase]),
         per_step=plain(totals[phase] / num_steps, digits=2),
-        share=round(share, 4),
+        share=rounded(share),
         share_text=percent(share),
         path=path,
     )
@@ -125,7 +126,7 @@ def _row(phase: int, totals: Sequence[float], num_steps: int, *, path: str) -> P
 def _stacked_path(bars: Sequence[Timed], phase: int, x: Axis, y: Axis, *, width: float) -> str:
     boxes = []
     for step, seconds in bars:
-        left = round(x.place(step) - width / 2, 2)
+        left = rounded(x.place(step) - width / 2)
         bottom, top = y.place(sum(seconds[:phase])), y.place(sum(seconds[: phase + 1]))
         if top < bottom:
             boxes.append(f"M{left} {bottom}V{top}h{width:.2f}V{bottom}z")

@@ -13,7 +13,7 @@ from rollmatch.dialects.watch import ServerDied
 from rollmatch.errors import RollmatchError, RolloutError
 from rollmatch.model.template import Template
 from rollmatch.ranks import Journal
-from rollmatch.records import RolloutRequest
+from rollmatch.records import RolloutRequest, rounded
 from rollmatch.rollout.members import POLL_S, ServerLost, ServerMembers
 from rollmatch.rollout.retry import CallRules, Pause, ServerRestarted, call_with_retries
 from rollmatch.rollout.work_items import Chunk
@@ -146,7 +146,7 @@ class ServerCalls:
 
     def _announce(self, server: RolloutServer, error: RolloutError, pause: Pause) -> None:
         """Say at once that a call is repeated, and for how long."""
-        numbers = {"attempt": pause.attempt, "wait_s": round(pause.wait_s, 2), "left_s": round(pause.left_s, 1)}
+        numbers = {"attempt": pause.attempt, "wait_s": rounded(pause.wait_s), "left_s": rounded(pause.left_s)}
         if self.journal is not None:
             self.journal.write("retrying", server=server.base_url, code=error.code, problem=error.problem, **numbers)
         LOG.warning(

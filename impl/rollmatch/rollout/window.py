@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from rollmatch.records import Rollout, RolloutRequest
+from rollmatch.records import Rollout, RolloutRequest, rounded
 from rollmatch.rollout.work_items import WorkItem
 
 
@@ -21,7 +21,7 @@ class FinishedCall:
     def as_list(self) -> list[float]:
         """For the journal: server, begin, end, optimizer step, first request and the one after the last."""
         item = self.item
-        return [item.server_index, round(self.began, 3), round(self.ended, 3), item.step, item.start, item.stop]
+        return [item.server_index, rounded(self.began), rounded(self.ended), item.step, item.start, item.stop]
 
 
 BYTES_PER_ID = 8

@@ -2,6 +2,7 @@
 
 import time
 
+from rollmatch.records import rounded
 from rollmatch.server.failures import WorkerDead, failure_of
 from rollmatch.server.replica import dead
 from rollmatch.server.state import ServerState
@@ -23,7 +24,7 @@ def health_of(server: ServerState) -> tuple[int, dict[str, object]]:
         "running": pool.num_running,
         "progress": pool.num_generated_tokens + pool.num_unfinished_tokens,
         "calls": pool.progress.idle_s(),
-        "lag_s": round(lag_s, 3),
+        "lag_s": rounded(lag_s),
         "instance": server.instance,
         "gpus": list(server.settings.gpus),
     }

@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rollmatch.records import rounded
+
 
 @dataclass(slots=True)
 class _OpenResponse:
@@ -54,5 +56,5 @@ class CallProgress:
         """Call id -> seconds for which one of its open responses has not moved, the most. Any thread may ask."""
         idle = dict[str, float]()
         for response in list(self._open.values()):
-            idle[response.call_id] = max(idle.get(response.call_id, 0.0), round(response.idle_s, 3))
+            idle[response.call_id] = max(idle.get(response.call_id, 0.0), rounded(response.idle_s))
         return idle

@@ -19,7 +19,7 @@ from rollmatch.objectives.grpo.segments import (
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, Played
-from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
+from rollmatch.records import PolicyTarget, Rollout, Sample, Segment, rounded
 
 NUM_SHOWN = 64
 """Answers of an evaluation that are written down."""
@@ -78,7 +78,7 @@ class GrpoObjective(PolicyGradient):
         context.log(
             "rewarded",
             step=context.step,
-            seconds={name: round(seconds, 4) for name, seconds in timing.seconds.items()},
+            seconds={name: rounded(seconds) for name, seconds in timing.seconds.items()},
             rewards=[judgement.total for judgement in judged],
             failures=[failure for judgement in judged for failure in judgement.failures][:NUM_FAILURES],
         )

@@ -21,7 +21,7 @@ from rollmatch.objectives.vineppo.single_turn import RewardRules, SingleTurn, st
 from rollmatch.objectives.vineppo.split import Splitter
 from rollmatch.objectives.vineppo.trajectory import Cuts, Trajectory
 from rollmatch.objectives.vineppo.value import Valued, Valuer
-from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
+from rollmatch.records import PolicyTarget, Rollout, Sample, Segment, rounded
 
 NUM_SHOWN = 128
 """Answers of an evaluation, and trajectories of a window, that are written down."""
@@ -172,8 +172,8 @@ class VinePpoObjective(PolicyGradient):
             continuation_tokens=cost.continuation_tokens,
             sample_ids=[sample.sample_id for sample in self.reuse.repeat(samples)],
             returns=[report.total_return for report in reports],
-            values=[[round(value, 4) for value in report.values] for report in shown],
-            advantages=[[round(a, 4) for a in report.step_advantages] for report in shown],
+            values=[[rounded(value) for value in report.values] for report in shown],
+            advantages=[[rounded(a) for a in report.step_advantages] for report in shown],
         )
 
 
