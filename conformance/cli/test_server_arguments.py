@@ -247,6 +247,12 @@ def test_what_the_server_s_own_arguments_default_to(monkeypatch):
         serve_options("--enable_prefix_caching maybe")
 
 
+@pytest.mark.parametrize(("described", "length"), [({"text_config": {}}, 4096), ({"max_position_embeddings": 99}, 99)])
+def test_a_server_s_longest_sequence_is_its_model_s(tmp_path, described, length):
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    assert vllm_serve.own_length(str(tmp_path)) == length
+
+
 def test_a_model_that_is_no_directory_is_refused(tmp_path):
     options = serve_options("")
     options.model = str(tmp_path / "none")

@@ -1,6 +1,6 @@
 """How episodes of several turns end, are continued, and are played again."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -10,6 +10,7 @@ from conformance.objectives.locks import VOCABULARY, A, B, sample_of
 from conformance.refusals import refused
 from rollmatch.data import Reuse
 from rollmatch.objectives.environment import generator_of
+from rollmatch.objectives.grpo.objective import GrpoObjective
 from rollmatch.objectives.vineppo.continuation import ContinuationRequest
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, MultiTurn
 from rollmatch.objectives.vineppo.split import FixedTokens, Turns
@@ -195,3 +196,12 @@ def test_three_methods_play_the_same_episodes(monkeypatch):
     assert len(episodes[0]) == 4
     assert any(one.rewards for one in episodes[0])
     assert episodes[0] == episodes[1] == episodes[2]
+
+
+def test_an_objective_of_the_users_has_an_advantage_for_each_completion():
+    class OneOnly(GrpoObjective):
+        _advantages = staticmethod(lambda judged, context: [0.0])
+
+    made, side = OneOnly(**{field.name: getattr(grouped(), field.name) for field in fields(GrpoObjective)}), TurnSide()
+    with pytest.raises(ValueError, match="shorter"):
+        made.make_segments(SAMPLES, side.answer(SAMPLES), side.context())
