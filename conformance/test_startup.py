@@ -30,6 +30,9 @@ print("begun")
 """
 
 
+WAITING = "import threading; from rollmatch.startup import start_thread; start_thread(threading.Event().wait, name='x')"
+
+
 def run(code):
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     return done.returncode, done.stdout.split("\n")[:-1]
@@ -37,6 +40,10 @@ def run(code):
 
 def test_a_process_that_leaves_ends_its_threads_and_exit_functions_and_takes_nothing_down():
     assert run(THREADS_AND_EXIT_FUNCTIONS + "leave(7)") == (7, ["begun", "thread", "exit function"])
+
+
+def test_work_in_the_background_does_not_keep_a_process_from_ending():
+    assert run(WAITING) == (0, [])
 
 
 def test_a_command_with_an_error_of_ours_shows_it_and_takes_nothing_down_either():

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -43,6 +44,13 @@ def loading() -> Iterator[None]:
         atexit.register(gc.unfreeze)  # where Python does take objects down, it takes all
         if was_collecting:
             gc.enable()
+
+
+def start_thread(work: Callable[[], object], *, name: str) -> threading.Thread:
+    """Begin some work that cannot keep the process from ending."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def run_process(command: Callable[[], int], *, with_traceback: bool) -> NoReturn:

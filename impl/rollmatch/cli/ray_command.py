@@ -5,15 +5,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 import ray
 
 from rollmatch.cli.processes import adopt_orphans, end_with_parent, kill_family, kill_orphans
+from rollmatch.startup import start_thread
 
 _DRAIN_S = 2.0
 """Time for the last lines after a command has ended; who inherited its output may hold it open for ever."""
@@ -76,8 +77,7 @@ class CommandActor:
             start_new_session=True,
             preexec_fn=_as_child,
         )
-        self._reader = threading.Thread(target=self._read, args=(self._child,), daemon=True)
-        self._reader.start()
+        self._reader = start_thread(partial(self._read, self._child), name="output")
         return int(self._child.pid)
 
     def _read(self, child: psutil.Popen) -> None:

@@ -8,12 +8,13 @@ import contextlib
 import os
 import select
 import signal
-import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 import psutil
+
+from rollmatch.startup import start_thread
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LONGEST_S = 15.0
@@ -38,7 +39,7 @@ class Shutdown:
         os.set_blocking(self._writing, False)
         self._before = {number: signal.signal(number, _ignore) for number in SIGNALS}
         signal.set_wakeup_fd(self._writing)
-        threading.Thread(target=self._watch, daemon=True, name="shutdown").start()
+        start_thread(self._watch, name="shutdown")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,11 +1,12 @@
 """Anything that runs in a thread while the caller does something else."""
 
 import queue
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar, cast
 
 from rollmatch.errors import RollmatchError
+from rollmatch.startup import start_thread
 
 Result = TypeVar("Result")
 
@@ -16,7 +17,7 @@ class BackgroundCall(Generic[Result]):
     def __init__(self, call: Callable[[], Result]) -> None:
         self._arrivals: queue.SimpleQueue[tuple[Result | None, Exception | None]] = queue.SimpleQueue()
         self._outcome: tuple[Result | None, Exception | None] | None = None
-        threading.Thread(target=self._run, args=(call,), daemon=True).start()
+        start_thread(partial(self._run, call), name="call")
 
     def is_done(self, *, within_s: float = 0.0) -> bool:
         """Whether it has ended, after waiting for so long at most."""

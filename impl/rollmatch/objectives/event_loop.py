@@ -6,6 +6,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from rollmatch.startup import start_thread
+
 Result = TypeVar("Result")
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 """Process id -> its loop; a fork has none yet."""
@@ -31,5 +33,5 @@ def _loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if os.getpid() not in _loops:
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="coroutines", daemon=True).start()
+            start_thread(loop.run_forever, name="coroutines")
         return _loops[os.getpid()]

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
+from rollmatch.startup import start_thread
+
 
 class Monitor(Protocol):
     """A lock that one can wait in until something holds; one thread at a time is inside."""
@@ -49,4 +51,4 @@ class ThreadMonitor:
 
     def start(self, work: Callable[[], None], *, name: str) -> None:
         """As ``Monitor``."""
-        threading.Thread(target=work, name=name, daemon=True).start()
+        start_thread(work, name=name)

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollmatch.config.limits import LimitsConfig
+from rollmatch.startup import start_thread
 
 MAX_HEAD_BYTES = 65_536
 _HEALTH = re.compile(rb"GET /health/?[ ?]")
@@ -129,19 +130,19 @@ class Acceptor:
         """Connections from which nothing has come yet, and when they are closed."""
         self._selector = selectors.DefaultSelector()
         self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="acceptor", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Listen."""
         self._listener.setblocking(False)
         self._listener.listen(_BACKLOG)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._thread.start()
+        self._thread = start_thread(self._run, name="acceptor")
 
     def close(self) -> None:
         """Accept nothing more; connections that were handed over stay."""
         self._is_closed.set()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import cast
@@ -21,6 +22,7 @@ from typing import cast
 import msgspec
 from torch._C._distributed_c10d import Store
 
+from rollmatch.startup import start_thread
 from rollmatch.weights.group_address import (
     GroupAddress,
     TransferFailed,
@@ -101,7 +103,7 @@ class _StoreServer:
         self._channels: set[_Channel] = set()
         self._handshakes = threading.Semaphore(_MAX_HANDSHAKES)
         self._is_closed = False
-        threading.Thread(target=self._accept, daemon=True, name="rollmatch-store").start()
+        start_thread(self._accept, name="rollmatch-store")
 
     def close(self) -> None:
         """Stop listening; members see their connections end."""
@@ -123,7 +125,7 @@ class _StoreServer:
                 return
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._handshakes.acquire(blocking=False):
-                threading.Thread(target=self._serve, args=(_Channel(sock),), daemon=True).start()
+                start_thread(partial(self._serve, _Channel(sock)), name="rollmatch-store-member")
             else:
                 sock.close()
 
