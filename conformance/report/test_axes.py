@@ -148,11 +148,16 @@ def test_every_rank_is_a_learner_and_one_engine_no_numbered_server():
 
 
 def test_figures_are_means_and_staleness_is_counted():
-    figures = dict(make_gantt(history_of(4)).figures)
-    assert figures["efficiency, max(R, L) / step"] == "0.700"
-    assert figures["rollouts 1 step old"] == "12"
-    assert figures["rollouts 0 steps old"] == "4"
-    assert figures["sync, s"] == "-"
+    assert make_gantt(history_of(4)).figures == (
+        ("rollout R, s", "6.00"),
+        ("learning L, s", "7.00"),
+        ("sync, s", "-"),
+        ("servers idle", "30.0%"),
+        ("learner idle", "-"),
+        ("efficiency, max(R, L) / step", "0.700"),
+        ("rollouts 0 steps old", "4"),
+        ("rollouts 1 step old", "12"),
+    )
 
 
 def test_a_run_without_timelines_has_no_picture():
