@@ -1,6 +1,7 @@
 """Upload of an exported model to the Hugging Face hub; what goes wrong leaves the directory as it is."""
 
 import shlex
+from http import HTTPStatus
 from pathlib import Path
 
 from rollmatch.errors import LaunchError
@@ -44,7 +45,7 @@ def _failure(error: Exception, out: Path, name: str, *, endpoint: str) -> Launch
 
     again = f"{out} is complete: upload it by `hf upload {name} {shlex.quote(str(out))} --private`."
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-    if status in (401, 403):  # it wants a token, or another one
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):  # it wants a token, or another one
         return _denied(status, name, again, endpoint=endpoint)
     reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     problem = f"the upload to {endpoint} failed: {reason.strip().rstrip('.')}"

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -23,7 +24,6 @@ from rollmatch.server.state import ServerState
 
 ROUTES = (native_routes, control_routes, swift_routes, trl_routes, openai_routes, token_routes)
 """A dialect's routes are added here."""
-_METHOD_NOT_ALLOWED = 405
 
 
 def make_app(server: ServerState) -> FastAPI:
@@ -69,6 +69,6 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
-        code = "method-not-allowed" if error.status_code == _METHOD_NOT_ALLOWED else "route-unknown"
+        code = "method-not-allowed" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "route-unknown"
         problem = f"{request.method} {request.url.path}: {error.detail}"
         return refuse(request, Refusal(problem, code=code, key=request.url.path, remedy="See /openapi.json."))

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -64,7 +65,7 @@ def _identity(server: RolloutServer) -> dict[str, object]:
     try:
         identity = server.get("/native/identity")
     except ServerRefused as refusal:
-        if refusal.status == 404:
+        if refusal.status == HTTPStatus.NOT_FOUND:
             return {}
         raise
     return identity if isinstance(identity, dict) else {}
@@ -175,7 +176,7 @@ def _check_world_size(server: RolloutServer, config: RunConfig) -> None:
     try:
         answer = server.get("/get_world_size")
     except ServerRefused as refusal:
-        if refusal.status == 404:  # stock vLLM has no such route
+        if refusal.status == HTTPStatus.NOT_FOUND:  # stock vLLM has no such route
             return
         raise
     found = int(answer["world_size"])

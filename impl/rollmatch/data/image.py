@@ -5,12 +5,11 @@ import stat
 from collections.abc import Iterator
 from functools import lru_cache
 
-from PIL import Image
+from PIL import ExifTags, Image
 
 from rollmatch.errors import DataError
 
-_EXIF_ORIENTATION = 0x0112
-_UPRIGHT = 1
+UPRIGHT = 1
 
 
 class ImageMissing(DataError):
@@ -48,7 +47,7 @@ def check_image(path: str, *, size: tuple[int, int] | None, key: str) -> Iterato
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         yield ImageUnreadable(f"{path} cannot be opened: {error}", key=key, remedy="Store it as PNG or JPEG.")
         return
-    if orientation != _UPRIGHT:
+    if orientation != UPRIGHT:
         problem = f"{path} is to be turned (EXIF orientation {orientation})"
         yield ImageTurned(problem, key=key, remedy="Store the turned pixels, without EXIF orientation.")
     if size is not None and found != size:
@@ -56,10 +55,15 @@ def check_image(path: str, *, size: tuple[int, int] | None, key: str) -> Iterato
         yield ImageSizeMismatch(problem, key=key, remedy="Write the stored image's width and height.")
 
 
+def orientation_of(image: Image.Image) -> int:
+    """EXIF's number, ``UPRIGHT`` for an image that is shown as it is stored."""
+    return int(image.getexif().get(ExifTags.Base.Orientation, UPRIGHT))
+
+
 @lru_cache(maxsize=1024)
 def _read_header(path: str) -> tuple[tuple[int, int], int]:
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
         raise OSError("it is not a regular file")
     with Image.open(path) as image:
-        orientation = image.getexif().get(_EXIF_ORIENTATION, _UPRIGHT) if "exif" in image.info else _UPRIGHT
+        orientation = orientation_of(image) if "exif" in image.info else UPRIGHT
         return image.size, orientation

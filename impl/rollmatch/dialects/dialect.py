@@ -1,6 +1,7 @@
 """Which language a rollout server speaks, by the routes it offers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Protocol
 
 from rollmatch.dialects.http import CallTimeout, HttpReply, HttpServer, ReplyMalformed, ServerRefused
@@ -9,8 +10,6 @@ from rollmatch.errors import RolloutError
 
 Post = Callable[[str, object, str], HttpReply]
 """(route without slash at its end, body, content type) -> reply, over a connection of its own."""
-
-NOT_FOUND = 404
 
 
 class DialectUnknown(RolloutError):
@@ -65,7 +64,7 @@ def _probe(server: HttpServer, route: str, timeout_s: float) -> str:
     """The route with or without slash, empty if the server has neither; a route that wants POST refuses a GET."""
     for path in (f"{route}/", route):
         try:
-            if server.status_of(path, timeout_s=timeout_s) != NOT_FOUND:
+            if server.status_of(path, timeout_s=timeout_s) != HTTPStatus.NOT_FOUND:
                 return path
         except CallTimeout:
             return path

@@ -5,6 +5,7 @@ Generation is idempotent, since seeds belong to requests: a call that was repeat
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import NamedTuple, Protocol, TypeVar
 
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
@@ -14,7 +15,7 @@ from rollmatch.dialects.watch import CallStalled, ServerDied
 from rollmatch.errors import RollmatchError, RolloutError
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
-BUSY = (429, 503)
+BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 """Statuses of a server that may serve the same call later."""
 TRANSIENT = (TransportFailed, CallTimeout, InferTimeout, CallStalled, ServerUnreachable, ServerDied)
 SYNC_CODES = frozenset(

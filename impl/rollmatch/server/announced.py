@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from math import prod
 
 from rollmatch.errors import SyncError
@@ -20,7 +21,7 @@ class AnnouncementInvalid(SyncError):
     """
 
     code = "announcement-invalid"
-    status = 400
+    status = HTTPStatus.BAD_REQUEST
 
 
 def check_tensor(spec: TensorSpec, model: Model, *, is_cast: bool = False) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from http import HTTPStatus
 from typing import cast
 
 import uvicorn
@@ -28,7 +29,6 @@ MAX_HEAD_BYTES = 65_536
 _HEALTH = re.compile(rb"GET /health/?[ ?]")
 _BACKLOG, _LOOK_S, _SEND_S = 2048, 0.25, 1.0
 _GRACE_S, _START_POLL_S = 3, 0.01
-_REASONS = {200: "OK", 429: "Too Many Requests", 503: "Service Unavailable"}
 
 
 Health = Callable[[], tuple[int, Mapping[str, object]]]
@@ -186,7 +186,8 @@ class Acceptor:
         elif len(self._deadlines) + self._loop.num_connections() >= self._limits.max_connections:
             remedy = "Try again later, or raise custom.extra.rollout_server.limits.max_connections."
             problem = f"{self._limits.max_connections} connections are open"
-            self._reply(connection, 429, {"code": "server-busy", "key": "", "problem": problem, "remedy": remedy})
+            busy = {"code": "server-busy", "key": "", "problem": problem, "remedy": remedy}
+            self._reply(connection, HTTPStatus.TOO_MANY_REQUESTS, busy)
         else:
             self._loop.take(connection)
 
@@ -198,7 +199,7 @@ class Acceptor:
     def _reply(self, connection: socket.socket, status: int, body: Mapping[str, object]) -> None:
         raw = json.dumps(body).encode()
         head = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(raw)}\r\nconnection: close\r\n\r\n"
         )
         try:

@@ -1,6 +1,7 @@
 """Errors as they leave the server: an HTTP status, and a body that names item and field, the same in every dialect."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
 
@@ -58,9 +59,6 @@ REFUSALS: Mapping[str, tuple[int, str]] = MappingProxyType(
 """Code -> HTTP status and the rule that was broken."""
 
 
-_SERVER_ERROR = 500
-
-
 class Refusal(RolloutError):
     """A call that the server does not serve, by one of the codes in ``REFUSALS``."""
 
@@ -76,7 +74,7 @@ class WorkerDead(RolloutError):
     """Every worker of the server is alive."""
 
     code = "worker-dead"
-    status = 503
+    status = HTTPStatus.SERVICE_UNAVAILABLE
 
 
 class WorkerFailure(SyncError):
@@ -92,7 +90,7 @@ class WorkerFailure(SyncError):
 
 def status_of(error: RollmatchError) -> int:
     """HTTP status of an error; 409 (a conflict with the server's state) where its class names none."""
-    status: int = getattr(error, "status", 409)
+    status: int = getattr(error, "status", HTTPStatus.CONFLICT)
     return status
 
 
@@ -110,7 +108,7 @@ def failure_of(error: RollmatchError) -> Failure:
 
 def openai_failure_of(error: RollmatchError) -> dict[str, object]:
     """The same as OpenAI's clients read it."""
-    kind = "invalid_request_error" if status_of(error) < _SERVER_ERROR else "server_error"
+    kind = "invalid_request_error" if status_of(error) < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
     return {"message": str(error), "type": kind, "param": error.key or None, "code": error.code}
 
 

@@ -1,6 +1,7 @@
 """The answer of ``/health/``, which may be read from any thread."""
 
 import time
+from http import HTTPStatus
 
 from rollmatch.records import rounded
 from rollmatch.server.failures import WorkerDead, failure_of
@@ -29,10 +30,10 @@ def health_of(server: ServerState) -> tuple[int, dict[str, object]]:
         "gpus": list(server.settings.gpus),
     }
     if pool.is_dead or any(replica.is_dead() for replica in pool.replicas):
-        return 503, about | failure_of(dead()).model_dump() | {"status": "dead"}
+        return HTTPStatus.SERVICE_UNAVAILABLE, about | failure_of(dead()).model_dump() | {"status": "dead"}
     if lag_s > STALLED_S:
         stalled = WorkerDead(
             f"the event loop has not turned for {lag_s:.0f} s", key="worker", remedy="Restart the server, then sync."
         )
-        return 503, about | failure_of(stalled).model_dump() | {"status": "stalled"}
-    return 200, about
+        return HTTPStatus.SERVICE_UNAVAILABLE, about | failure_of(stalled).model_dump() | {"status": "stalled"}
+    return HTTPStatus.OK, about

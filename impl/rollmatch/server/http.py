@@ -11,6 +11,7 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -35,6 +36,12 @@ _OPEN = ("/health/",)
 """Routes that are answered without the key."""
 _LIMITS = "custom.extra.rollout_server.limits"
 _CLOSED_BY_CALLER = 499
+_HEADERS: Mapping[int, Mapping[str, str]] = {
+    HTTPStatus.UNAUTHORIZED: {"www-authenticate": "Bearer"},
+    HTTPStatus.TOO_MANY_REQUESTS: {"retry-after": "1"},
+}
+_UNREAD = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+"""Refusals of a body that was not read to its end."""
 _SMALL = 65_536
 """Bytes that are decoded on the event loop; more are decoded in a thread."""
 _encoder = msgspec.msgpack.Encoder()
@@ -65,7 +72,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, statuses = time.perf_counter(), [500]
+        began, statuses = time.perf_counter(), [int(HTTPStatus.INTERNAL_SERVER_ERROR)]
 
         async def note(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -243,7 +250,7 @@ def check_json(request: Request) -> None:
         raise Refusal(problem, code="content-type-refused", key="content-type", remedy=remedy)
 
 
-def answer(request: Request, reply: BaseModel | dict[str, Any] | list[Any], *, status: int = 200) -> Response:
+def answer(request: Request, reply: BaseModel | dict[str, Any] | list[Any], *, status: int = HTTPStatus.OK) -> Response:
     """A reply in the caller's own encoding."""
     if is_msgpack(request):
         fields = reply.model_dump() if isinstance(reply, BaseModel) else reply
@@ -254,9 +261,9 @@ def answer(request: Request, reply: BaseModel | dict[str, Any] | list[Any], *, s
 def refuse(request: Request, error: RollmatchError) -> Response:
     """An error as a reply; after a body that was not read to its end, the connection is closed."""
     status = status_of(error)
-    headers = {401: {"www-authenticate": "Bearer"}, 429: {"retry-after": "1"}}.get(status, {})
-    if status in (408, 413, 415):
-        headers = headers | {"connection": "close"}
+    headers = dict(_HEADERS.get(status, {}))
+    if status in _UNREAD:
+        headers["connection"] = "close"
     fields = failure_of(error).model_dump()
     if request.url.path.startswith(OPENAI):
         fields["error"] = openai_failure_of(error)

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from rollmatch.data.ids import PackedIds, unpack_ids
+from rollmatch.weights.group_address import MAX_WORLD_SIZE, MIN_SECRET
 
 PROTOCOL = 5
 """Raised when a message changes in a way that an older side cannot read."""
@@ -20,7 +21,6 @@ Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Size = Annotated[Int64, Field(ge=0)]
 Shape = tuple[Size, ...]
 Version = Annotated[Int64, Field(ge=1)]
-MIN_SECRET, MAX_WORLD_SIZE = 16, 4096
 
 
 class Payload(BaseModel):

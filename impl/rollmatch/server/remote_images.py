@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from http import HTTPStatus
 
 import requests
 from urllib3.util import parse_url
@@ -13,7 +14,6 @@ _HTTP = ("http", "https")
 _PAUSE_S = 5.0
 _LONGEST_S = 20.0
 _CHUNK_BYTES = 65536
-_OK = 200
 _KEY = "custom.extra.rollout_server.allowed_media_domains"
 
 
@@ -24,7 +24,7 @@ def fetch_image(url: str, domains: Sequence[str], *, max_bytes: int, item: int, 
         with requests.Session() as session:
             session.trust_env = False  # a proxy or credentials of this machine are not the caller's
             reply = session.send(prepared, stream=True, allow_redirects=False, timeout=_PAUSE_S)
-            if reply.status_code != _OK:
+            if reply.status_code != HTTPStatus.OK:
                 raise _unreadable(f"the host answers {reply.status_code}", item=item, key=key)
             return _read(reply, max_bytes, item=item, key=key)
     except (requests.RequestException, OSError) as error:

@@ -11,7 +11,7 @@ from rollmatch.server.failures import Refusal
 from rollmatch.server.payloads import Sampling
 
 _FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-MAX_SEED = 2**63 - 1
+MAX_SEED, LONGEST = 2**63 - 1, 2**31 - 1
 StopTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=64)]
 """Texts that end a response."""
 

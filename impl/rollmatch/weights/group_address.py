@@ -4,6 +4,7 @@ import ipaddress
 import socket
 import threading
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from rollmatch.errors import SyncError
 
@@ -32,7 +33,7 @@ class GroupAddressInvalid(SyncError):
     """A group's address has a secret, a rank below its world size, and finite time limits."""
 
     code = "group-address-invalid"
-    status = 400
+    status = HTTPStatus.BAD_REQUEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

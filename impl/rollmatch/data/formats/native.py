@@ -16,9 +16,8 @@ from PIL import Image, ImageOps
 from rollmatch.data.desc import check_desc
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, Summary, are_numbers, raise_bad
 from rollmatch.data.geometry import BOX_LEN, bins_of, twice_area
+from rollmatch.data.image import UPRIGHT, orientation_of
 from rollmatch.records import NUM_BINS
-
-_ORIENTATION, _UPRIGHT = 0x0112, 1
 
 
 class NativeWriter:
@@ -84,7 +83,7 @@ class NativeWriter:
     def _upright(self, path: Path, size: tuple[int, int]) -> Path:
         """The image's own path, or that of an upright copy. Errors: ``BadLabel`` where the labels mean another size."""
         with Image.open(path) as image:
-            turned = image.getexif().get(_ORIENTATION, _UPRIGHT) != _UPRIGHT
+            turned = orientation_of(image) != UPRIGHT
             upright = ImageOps.exif_transpose(image) if turned else image
             if upright.size != size:
                 problem = f"{path} is {upright.size[0]} x {upright.size[1]} pixels upright, its labels say {size}"

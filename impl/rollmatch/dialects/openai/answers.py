@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -16,7 +17,6 @@ MISREAD = (
     TemplateError,
 )  # fmt: skip
 """What vLLM's classes and chat templates raise for senseless bodies; engines raise ``RollmatchError``."""
-_BAD, _NOT_FOUND = 400, 404
 _DATA, _DONE = "data: ", "[DONE]"
 
 
@@ -36,7 +36,7 @@ class Endpoint:
             if isinstance(reply, AsyncGenerator):
                 return await _begun(reply, call)
         except self.misread as error:
-            raise _refused(f"{type(error).__name__}: {error}", _BAD) from error
+            raise _refused(f"{type(error).__name__}: {error}", HTTPStatus.BAD_REQUEST) from error
         if hasattr(reply, "error"):
             raise _refused(reply.error.message, reply.error.code)
         response: dict[str, Any] = reply.model_dump()
@@ -97,6 +97,6 @@ def model_unknown(problem: str) -> Refusal:
 
 def _refused(problem: str, status: int) -> Refusal:
     """vLLM's refusal as ours."""
-    if status == _NOT_FOUND:
+    if status == HTTPStatus.NOT_FOUND:
         return model_unknown(problem)
     return Refusal(problem, code="engine-refused", key="body", remedy="See vLLM's OpenAI server.")

@@ -20,10 +20,8 @@ from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone
 from rollmatch.server.openapi import accepts
-from rollmatch.server.sampling import make_sampling
+from rollmatch.server.sampling import LONGEST, make_sampling
 from rollmatch.server.state import VERSION_HEADER, ServerState
-
-_LONGEST = 2**31 - 1
 
 
 def openai_routes(server: ServerState) -> APIRouter:
@@ -97,7 +95,7 @@ class OpenAICalls:
             raise Refusal(problem, code="prompt-too-long", key="prompt", remedy=remedy)
         self.server.pool.check()
         self.server.generator.check_waiting(n * len(text_sizes), key="n")
-        sampling = make_sampling(body.sampling(), defaults={"max_tokens": body.longest() or _LONGEST})
+        sampling = make_sampling(body.sampling(), defaults={"max_tokens": body.longest() or LONGEST})
         self.server.generator.check_sampled_ids(sampling)
 
     async def with_images(self, body: ChatBody, urls: list[str]) -> dict[str, object]:

@@ -26,11 +26,10 @@ from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import Int64, Payload
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
-from rollmatch.server.sampling import StopTexts, make_sampling, seeds_of
+from rollmatch.server.sampling import LONGEST, StopTexts, make_sampling, seeds_of
 from rollmatch.server.state import ServerState
 from rollmatch.server.unserved import Unserved
 
-_LONGEST = 2**31 - 1
 _NOT_SAMPLING = {
     "n",
     "seed",
@@ -120,7 +119,7 @@ def token_request(body: TokenBody) -> GenerateRequest:
     return GenerateRequest(
         token_ids=body.token_ids,
         images=tuple(part.url for part in body.content_parts),
-        sampling=make_sampling(fields, defaults={"temperature": 1.0, "max_tokens": _LONGEST}),
+        sampling=make_sampling(fields, defaults={"temperature": 1.0, "max_tokens": LONGEST}),
         seeds=seeds_of(given.seed, given.n),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         num_top=given.logprobs or 0,

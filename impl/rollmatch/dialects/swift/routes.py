@@ -17,7 +17,7 @@ from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import Int64, Payload
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
-from rollmatch.server.sampling import StopTexts, make_sampling, model_defaults, seeds_of
+from rollmatch.server.sampling import LONGEST, StopTexts, make_sampling, model_defaults, seeds_of
 from rollmatch.server.state import ServerState
 from rollmatch.server.unserved import Unserved, UnservedFactor
 
@@ -35,7 +35,6 @@ _SAMPLING = frozenset(
         "logprobs",
     ]
 )
-_LONGEST = 2**31 - 1
 """``max_tokens`` where none is given; it is cut to what fits."""
 
 
@@ -158,7 +157,7 @@ def generate_requests(
     requests: Sequence[SwiftInferRequest], config: SwiftRequestConfig, *, defaults: Mapping[str, float]
 ) -> list[GenerateRequest]:
     """One request per prompt; response i of the call samples from ``seed + i``. Errors: ``Refusal``."""
-    sampling = make_sampling(config.model_dump(include=set(_SAMPLING)), defaults={"max_tokens": _LONGEST, **defaults})
+    sampling = make_sampling(config.model_dump(include=set(_SAMPLING)), defaults={"max_tokens": LONGEST, **defaults})
     seed = config.seed or None  # ms-swift reads 0 as unset
     stop = (config.stop,) if isinstance(config.stop, str) and config.stop else tuple(config.stop or ())
     return [
