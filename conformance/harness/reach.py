@@ -47,6 +47,14 @@ SLOW_TESTS = {
     "ranks.py": ("conformance/test_ranks.py",),
     "rollout/vllm_colocate.py": ("conformance/rollout/test_vllm_colocate.py", "conformance/cli/test_colocate_run.py"),
     "_kernel.py": ("conformance/test_kernels.py",),
+    "model/sharding.py": (
+        "conformance/weights/test_ranks_of_learner.py",
+        "conformance/trainer/test_ddp.py",
+        "conformance/trainer/test_strategies.py",
+    ),
+    "segment_trainer.py": ("conformance/trainer/test_ddp.py",),
+    "learn/score.py": ("conformance/trainer/test_ddp.py",),
+    "dialects/vllm/": (f"{SERVER}_stock.py",),
     "model/merge.py": ("conformance/test_kernels.py", f"{SERVER}_sync.py"),
 }
 """Part of a module's path -> tests in which it runs in a process of its own, which the map does not see."""

@@ -18,7 +18,7 @@ from rollmatch.learn.head import Scoring
 from rollmatch.model.images import ImageFeatures
 from rollmatch.objectives.protocol import Divisible, TrainingTargets
 from rollmatch.records import Rollout
-from rollmatch.rollout.source import Overlap
+from rollmatch.rollout.overlap import Stream
 from rollmatch.segment_trainer import Learner
 from rollmatch.step_report import StepReport
 
@@ -47,7 +47,7 @@ class StreamedStep(Sequence[Passes]):
         early: EarlyGradients,
         *,
         learner: Learner,
-        overlap: Overlap,
+        overlap: Stream,
     ) -> None:
         self.targets, self.report, self.num_parts = targets, report, report.num_batches
         self.early = early

@@ -29,7 +29,7 @@ from rollmatch.model.policy import head_worth_avoiding
 from rollmatch.objectives.protocol import ObjectiveContext, Terms, TrainingTargets
 from rollmatch.packer_state import WindowTargets
 from rollmatch.records import Rollout, Sample
-from rollmatch.rollout.overlap import Ahead
+from rollmatch.rollout.overlap import Ahead, Stream
 from rollmatch.rollout.source import Overlap, RequestedWindow, RolloutPart, RolloutSource
 from rollmatch.segment_trainer import Learner, SegmentTrainer
 from rollmatch.step_report import StepReport
@@ -124,7 +124,7 @@ class RolloutTrainer(SegmentTrainer):
 
     def learn(self, window: Window, targets: Iterable[PartTargets], report: StepReport) -> Sequence[Passes]:
         """Pack segments into micro-batches; transformers takes each through ``training_step``, then steps."""
-        if self.overlap.streams:
+        if isinstance(self.overlap, Stream):
             report.learn_began = time.time()
             early = EarlyGradients(self.model.parameters())
             self.streamed = StreamedStep(iter(targets), report, early, learner=self.learner, overlap=self.overlap)

@@ -39,15 +39,15 @@ class Stream:
         return self._parts(window)
 
     def has_part(self) -> bool:
-        """As ``Overlap``. Errors: those of the calls."""
+        """Whether the next part can be had without waiting, or nothing is left to wait for. Errors: those of calls."""
         return self._step is None or self.prefetch.has_part(self._step, taken=self._taken)
 
     def is_complete(self) -> bool:
-        """As ``Overlap``."""
+        """Whether all rollouts of the window have arrived."""
         return self._step is None or self.prefetch.is_complete(self._step)
 
     def wait_for_part(self) -> None:
-        """As ``Overlap``."""
+        """Wait until the next part can be had. Errors: those of the calls, ``ServerRestarted``."""
         if self._step is not None:
             self.prefetch.wait_for_part(self._step, taken=self._taken)
 
@@ -92,17 +92,6 @@ class Ahead:
         if any(again):
             source.journal.write("asked_again", step=step, num_rollouts=again[source.ranks.rank], by_rank=again)
         yield parts[0]
-
-    def has_part(self) -> bool:
-        """As ``Overlap``."""
-        return True
-
-    def is_complete(self) -> bool:
-        """As ``Overlap``."""
-        return True
-
-    def wait_for_part(self) -> None:
-        """As ``Overlap``."""
 
     def min_version(self, step: int, step_of: Mapping[int, int]) -> int:
         """The oldest version that may be learnt from at ``step``; ``step_of``: version -> the step it was sent at.
@@ -168,14 +157,3 @@ class WithoutRollouts:
                 )
             )
         yield RolloutPart(rollouts=rollouts, features=features)
-
-    def has_part(self) -> bool:
-        """As ``Overlap``."""
-        return True
-
-    def is_complete(self) -> bool:
-        """As ``Overlap``."""
-        return True
-
-    def wait_for_part(self) -> None:
-        """As ``Overlap``."""

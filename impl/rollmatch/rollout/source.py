@@ -248,15 +248,6 @@ class Overlap(Protocol):
     def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
         """The parts of the first window as they become complete; the ``lead`` windows behind it are requested."""
 
-    def has_part(self) -> bool:
-        """Whether the next part can be had without waiting, or nothing is left to wait for."""
-
-    def is_complete(self) -> bool:
-        """Whether all rollouts of the window have arrived."""
-
-    def wait_for_part(self) -> None:
-        """Wait until the next part can be had. Errors: those of the calls, ``ServerRestarted``."""
-
 
 class Lockstep:
     """Generate, then learn."""
@@ -271,14 +262,3 @@ class Lockstep:
         (window,) = windows
         self.source.template.preparation.begin(window.samples)
         yield RolloutPart(rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
-
-    def has_part(self) -> bool:
-        """As ``Overlap``."""
-        return True
-
-    def is_complete(self) -> bool:
-        """As ``Overlap``."""
-        return True
-
-    def wait_for_part(self) -> None:
-        """As ``Overlap``."""
