@@ -111,6 +111,7 @@ def test_pycocotools_reads_what_is_written(coco, tmp_path):
         (lambda d: d["annotations"][0].update(bbox=[1, 2, 3]), ["id 1", "bbox"]),
         (lambda d: d["annotations"][0].update(bbox=[1, 2, "3", 4]), ["id 1", "bbox"]),
         (lambda d: d["annotations"][1].update(category_id=5), ["id 2", "category_id 5"]),
+        (lambda d: d["categories"][1].update(name="two  spaces"), ["desc", "two  spaces"]),
         (lambda d: d["annotations"][1].update(image_id=8), ["not listed", "8"]),
         (lambda d: d["images"][0].update(width=None), ["id 7", "width"]),
         (lambda d: d["images"][0].update(file_name="gone.jpg"), ["gone.jpg"]),

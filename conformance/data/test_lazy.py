@@ -101,7 +101,10 @@ records = st.fixed_dictionaries(
         "images": st.sampled_from([["a.png"], [], [""], "a.png", [5]]) | st.just(["a.png"]),
         "width": values | st.just(8),
         "height": values | st.just(8),
-        "objects": st.lists(st.fixed_dictionaries({"desc": descs, "bbox_2d": boxes}), max_size=2) | st.none(),
+        "objects": st.lists(
+            st.fixed_dictionaries({"desc": descs, "bbox_2d": boxes}, optional={"score": st.just(1)}), max_size=2
+        )
+        | st.none(),
     },
     optional={"metadata": st.sampled_from([{}, {"crowd": [{"desc": "a", "bbox_2d": [1]}]}, 5]), "extra": st.just(1)},
 )

@@ -232,10 +232,6 @@ def _decoded(
         return kind.model_validate(fields)
     except ValidationError as error:
         raise bad_body(error, sampling_at=sampling_at) from error
-    except RecursionError as error:
-        raise Refusal(
-            "is nested too deeply", code="body-invalid", key="body", remedy="See the route's fields."
-        ) from error
 
 
 def is_msgpack(request: Request) -> bool:

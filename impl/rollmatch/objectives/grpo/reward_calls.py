@@ -104,6 +104,8 @@ def form_of(function: Callable[..., object], name: str, *, key: str, objects: Se
 
     >>> form_of(lambda answer, sample: 1.0, "f", key="x"), form_of(lambda completions, **columns: [], "f", key="x")
     ('ours', 'trl')
+    >>> form_of(max, "f", key="x")
+    'ours'
     >>> form_of(lambda completion, answer, **others: 1.0, "f", key="x")
     'verifiers'
     """
