@@ -209,7 +209,7 @@ def tests_of_tables(path: Path, line: int) -> tuple[str, ...]:
     if name.startswith("config/"):
         return OF_CONFIG
     if line in bodies_of(path):
-        return (OF_ROUTES,) if name.endswith("routes.py") else ()
+        return (OF_ROUTES,) if name.endswith(("routes.py", "server_app.py")) else ()
     return next((tests for part, tests in TABLES.items() if name.startswith(part)), ())
 
 

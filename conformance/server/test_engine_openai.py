@@ -127,7 +127,7 @@ def test_choices_of_several_prompts_repeat_by_their_seed(client, server, base):
     reply = raw.parse()
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
     assert {choice.policy_version for choice in reply.choices} == {reply.policy_version} == {server.version}
-    assert raw.headers["x-policy-version"] == str(server.version)
+    assert (raw.headers["x-policy-version"], raw.headers["content-type"]) == (str(server.version), "application/json")
     doubled = [ids for ids in prompts for _ in range(2)]
     expected = native(server, doubled, seeds=[3, 4, 3, 4], max_tokens=8, temperature=1.0)
     for choice, (prompt_ids, ids, logprobs) in zip(reply.choices, expected, strict=True):

@@ -15,6 +15,7 @@ NUM_BODIES = 600 if "ROLLMATCH_STRICT" in os.environ else 100
 WHOLE_NUMBERS = (3.0, -0.0, 2.0**63, 1e308)
 BOUNDS = {"minimum", "maximum", "exclusiveMaximum"}
 WITHOUT_BODY = {"/close_communicator/", "/get_engine_type/", "/process_weights_after_loading/"}
+OF_GET = {"/health/", "/metrics/", "/get_world_size/", "/get_model_state_keys/", "/native/identity/", "/v1/models/"}
 WITHOUT_BODY |= {"/get_num_background_tasks/", *(f"/reset_{name}_cache/" for name in ("prefix", "encoder", "mm"))}
 
 
@@ -56,6 +57,7 @@ def answer_to(client, route, body, bodies):
 
 def test_every_route_that_reads_a_body_describes_it(described):
     posts = {path for path, operations in described["paths"].items() if "post" in operations}
+    assert described["paths"].keys() - posts == OF_GET
     assert posts - bodies_of(described).keys() == WITHOUT_BODY
     assert {route for calls in BODIES.values() for route, _ in calls} <= posts
     bodies = [
