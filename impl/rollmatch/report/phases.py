@@ -126,7 +126,7 @@ def _row(phase: int, totals: Sequence[float], num_steps: int, *, path: str) -> P
 def _stacked_path(bars: Sequence[Timed], phase: int, x: Axis, y: Axis, *, width: float) -> str:
     boxes = []
     for step, seconds in bars:
-        left = rounded(x.place(step) - width / 2)
+        left = round(x.place(step) - width / 2, 2)
         bottom, top = y.place(sum(seconds[:phase])), y.place(sum(seconds[: phase + 1]))
         if top < bottom:
             boxes.append(f"M{left} {bottom}V{top}h{width:.2f}V{bottom}z")
