@@ -11,6 +11,11 @@ A class of its own is for an error that somebody catches; every other error is o
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 
 class RollmatchError(Exception):
@@ -95,3 +100,25 @@ class ErrorList(RollmatchError, ValueError):
 
     def __str__(self) -> str:
         return "\n".join(str(error) for error in self.errors)
+
+
+def first_line(error: object) -> str:
+    """What another library found, without its stack or advice.
+
+    >>> first_line(ValueError("no such file\\nTry another one."))
+    'no such file'
+    """
+    return str(error).strip().partition("\n")[0]
+
+
+def first_fault(error: "ValidationError") -> "ErrorDetails":
+    """Place and message of the first thing that pydantic found.
+
+    >>> from pydantic import TypeAdapter, ValidationError
+    >>> try:
+    ...     TypeAdapter(dict[str, int]).validate_python({"a": "x", "b": "y"})
+    ... except ValidationError as error:
+    ...     first_fault(error)["loc"]
+    ('a',)
+    """
+    return error.errors()[0]

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from rollmatch.config.connection import ServerConfig, ServerEntry
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.yaml_dialect import parse_value
-from rollmatch.errors import ConfigError, ErrorList
+from rollmatch.errors import ConfigError, ErrorList, first_fault
 
 SERVERS_FILE = f"{ROLLOUT_MATCHING}.vllm.server.servers_file"
 
@@ -26,7 +26,7 @@ def read_entries(path: str) -> tuple[ServerEntry, ...]:
     except ErrorList as several:
         raise _malformed_list(f"{path}: {several.errors[0].problem}") from several
     except ValidationError as faults:
-        first = faults.errors()[0]
+        first = first_fault(faults)
         place = ".".join(map(str, first["loc"]))
         raise _malformed_list(f"{path}: {place}: {first['msg']}") from faults
 

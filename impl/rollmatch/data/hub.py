@@ -19,7 +19,7 @@ from rollmatch.data.formats.native import to_bins
 from rollmatch.data.jsonl import LAZY_ABOVE, BadSamples, ReadRules
 from rollmatch.data.lazy import MOST_SPREAD, LazySamples
 from rollmatch.data.place import image_path
-from rollmatch.errors import ConfigError, DataError
+from rollmatch.errors import ConfigError, DataError, first_line
 from rollmatch.records import Sample
 
 SECTION = "custom.dataset"
@@ -163,7 +163,7 @@ def _load(config: DatasetConfig, split: str) -> Any:
         if config.streaming:
             return datasets.Dataset.from_generator(partial(iter, table.take(config.take)), features=table.features)
     except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        reason = first_line(error) or repr(error)
         remedy = "Correct source, name, revision or the split; a hub id needs a network, or its files in the cache."
         raise ConfigError(
             f"cannot be read: {reason}", code="dataset-unreadable", key=f"{SECTION}.{split}", remedy=remedy

@@ -12,7 +12,7 @@ import yaml
 from rollmatch.checkpoint import MANIFEST, SPLIT, checkpoints_in
 from rollmatch.config import RunConfig
 from rollmatch.config.training import ModelConfig
-from rollmatch.errors import ConfigError
+from rollmatch.errors import ConfigError, first_line
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -79,7 +79,7 @@ def local_directory(name: str, *, revision: str | None, key: str) -> str:
     try:
         return snapshot_download(name, revision=revision, allow_patterns=list(FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise ConfigError(
             f"{name} is no directory, and no model of the hub that can be read: {reason}",
             code="model-directory-missing",

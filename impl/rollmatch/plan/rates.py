@@ -8,7 +8,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from rollmatch.config.section import Positive, PositiveShare, Section
-from rollmatch.errors import ConfigError
+from rollmatch.errors import ConfigError, first_fault
 
 MEASURED = Path(__file__).with_name("rates.yaml")
 
@@ -79,7 +79,7 @@ def load_rates(path: Path | None = None) -> Rates:
     except (OSError, yaml.YAMLError) as error:
         raise RatesInvalid(str(error), key=str(path), remedy="Name a readable YAML file.") from error
     except ValidationError as error:
-        first = error.errors()[0]
+        first = first_fault(error)
         where = ".".join(map(str, first["loc"]))
         raise RatesInvalid(first["msg"], key=f"{path}:{where}", remedy=f"See {MEASURED.name} for the form.") from error
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
-from rollmatch.errors import DataError
+from rollmatch.errors import DataError, first_fault
 from rollmatch.records import NUM_BINS, Geometry
 
 Bin = Annotated[int, Field(ge=0, lt=NUM_BINS)]
@@ -90,7 +90,7 @@ def load_evaluation(path: Path) -> Evaluation:
     try:
         return _adapter().validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
+        first = first_fault(error)
         raise EvaluationFileBroken(
             first["msg"],
             key=":".join([str(path), ".".join(str(part) for part in first["loc"])]).rstrip(":"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rollmatch.errors import RollmatchError, RolloutError, SyncError
+from rollmatch.errors import RollmatchError, RolloutError, SyncError, first_fault
 from rollmatch.server.payloads import Failure
 
 REFUSALS: Mapping[str, tuple[int, str]] = MappingProxyType(
@@ -114,7 +114,7 @@ def openai_failure_of(error: RollmatchError) -> dict[str, object]:
 
 def bad_body(error: ValidationError, *, sampling_at: tuple[str, ...]) -> Refusal:
     """The first problem that pydantic found; one below a field of ``sampling_at`` is a wrong sampling value."""
-    first = error.errors()[0]
+    first = first_fault(error)
     place = first["loc"]
     item = next((part for part in place if isinstance(part, int)), None)
     if any(name in place for name in sampling_at):

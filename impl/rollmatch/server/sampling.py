@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from rollmatch.errors import first_fault
 from rollmatch.server.failures import Refusal
 from rollmatch.server.payloads import Sampling
 
@@ -22,7 +23,7 @@ def make_sampling(fields: Mapping[str, object], *, defaults: Mapping[str, object
     try:
         return Sampling.model_validate({**defaults, **given})
     except ValidationError as error:
-        first = error.errors()[0]
+        first = first_fault(error)
         key = str(first["loc"][0]) if first["loc"] else "sampling"
         remedy = "See vLLM's sampling parameters."
         raise Refusal(first["msg"], code="sampling-value-invalid", key=key, remedy=remedy) from error

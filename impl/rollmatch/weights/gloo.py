@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
+from rollmatch.errors import first_line
 from rollmatch.weights.digest import Buffer, digests_of, pieces_of
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, is_wildcard, not_joined, own_address
 from rollmatch.weights.group_store import GroupStore
@@ -201,7 +202,7 @@ class GlooGroup:
                 held.pop().drop()
 
     def _failed(self, error: RuntimeError) -> TransferFailed:
-        problem = f"rank {self.rank} of {self.address.world_size}: {str(error).splitlines()[0]}"
+        problem = f"rank {self.rank} of {self.address.world_size}: {first_line(error)}"
         remedy = "Look for the rank that died; then open a new communicator and sync again."
         return TransferFailed(problem, key="broadcast", remedy=remedy)
 

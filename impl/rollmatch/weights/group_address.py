@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from rollmatch.errors import SyncError
+from rollmatch.errors import SyncError, first_line
 
 MIN_SECRET, MAX_WORLD_SIZE = 16, 4096
 
@@ -113,7 +113,7 @@ def not_joined(address: GroupAddress, problem: object) -> CommunicatorTimeout:
     """The error for a group that does not come about."""
     return CommunicatorTimeout(
         f"rank {address.rank} of {address.world_size} saw no complete group at {address.host}:{address.port} "
-        f"(limit {address.join_timeout_s:g} s): {str(problem).splitlines()[0]}",
+        f"(limit {address.join_timeout_s:g} s): {first_line(problem)}",
         key=f"group_port {address.port}",
         remedy="Let every server and the learner open the communicator with the same host, port and world size.",
     )

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.errors import RollmatchError, SyncError, first_line
 from rollmatch.weights.digest import add_mixed, add_mixed_in, add_mixed_of_each, bytes_of, mixed_digests
 from rollmatch.weights.gloo import GlooGroup, broadcast_all
 from rollmatch.weights.group_address import GroupAddress, TransferFailed
@@ -251,7 +251,7 @@ def failing(where: str) -> Iterator[None]:
     except RollmatchError:  # which may be a RuntimeError, too
         raise
     except RuntimeError as error:
-        raise _failed(f"{where}: {str(error).splitlines()[0]}") from error
+        raise _failed(f"{where}: {first_line(error)}") from error
 
 
 def _num_in_flight(transfer: WeightTransfer) -> int:
@@ -282,7 +282,7 @@ def _failed(problem: str) -> TransferFailed:
 
 def _not_opened(address: GroupAddress, device: torch.device, why: str) -> NcclNotOpened:
     return NcclNotOpened(
-        f"rank {address.rank} of {address.world_size} on {device}: {why.splitlines()[0]}",
+        f"rank {address.rank} of {address.world_size} on {device}: {first_line(why)}",
         key=f"group_port {address.port}",
         remedy="Give the learner and every worker a GPU of its own; NCCL_DEBUG=WARN shows more.",
     )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
-from rollmatch.errors import SyncError
+from rollmatch.errors import SyncError, first_line
 from rollmatch.weights.gloo import Completion, Work, open_gloo
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, not_joined
 from rollmatch.weights.nccl import failing, forbid_multicast
@@ -90,7 +90,7 @@ class StatelessGroup:
                 if self._has_barriers:
                     self._barrier()
         except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
-            problem = f"rank {self.rank} at {self.address.host}:{self.address.port}: {str(error).splitlines()[0]}"
+            problem = f"rank {self.rank} at {self.address.host}:{self.address.port}: {first_line(error)}"
             remedy = "Look at the server's output; open a new communicator and sync again."
             raise TransferFailed(problem, key="broadcast", remedy=remedy) from error
         if buffer is not memory and self.rank != self.source:
