@@ -194,7 +194,7 @@ def _file_of(data: Records, split: str, tree: Tree) -> str:
                 line = _line_of(record, f"{split}_data[{place}]")
                 digest.update(line)
                 file.write(line)
-        path = directory / f"{split}-{digest.hexdigest()[:12]}.jsonl"
+        path = directory / f"{split}-{digest.hexdigest()}.jsonl"
         unfinished.replace(path)
     return str(path)
 
