@@ -55,6 +55,7 @@ def test_a_wrong_shape_is_refused(items, code):
         {"poly": [0, 0, 9, 0, 9, 9]},
         {"poly": [0, 0, 9, 9, 9, 0], "poly_points": 3},
         {"poly": [0, 0, 1, 0, 1, 1, 0, 1], "poly_points": 4},
+        {"poly": [0, 0, *(part for x in range(399) for part in (x, 900))], "poly_points": 400},
     ],
 )
 def test_a_right_shape_is_accepted(item):

@@ -69,7 +69,7 @@ def test_a_split_checkpoint_is_continued_and_exported(kind, small, tmp_path):
         local_directory(str(tmp_path / "whole"), revision=None, key="model.model")
 
 
-SAVED = SavedLearner(learner_world_size=2, samples_per_step=8, strategy="fsdp2")
+SAVED = SavedLearner(learner_world_size=2, samples_per_step=512, strategy="fsdp2")
 
 
 @pytest.mark.scenario(
@@ -79,13 +79,13 @@ SAVED = SavedLearner(learner_world_size=2, samples_per_step=8, strategy="fsdp2")
 @pytest.mark.parametrize(
     ("world_size", "samples", "strategy", "key", "problem"),
     [
-        (4, 16, "fsdp2", "training.per_device_train_batch_size", "8 samples per step, this run has 16"),
+        (4, 1024, "fsdp2", "training.per_device_train_batch_size", "512 samples per step, this run has 1024"),
         (1, 4, "ddp", "training.strategy", "fsdp2, this run has ddp"),
     ],
 )
 def test_another_batch_or_strategy_is_refused_with_both_numbers(world_size, samples, strategy, key, problem, tmp_path):
     SAVED.write(tmp_path)
-    SavedLearner(learner_world_size=4, samples_per_step=8, strategy="fsdp2").check(tmp_path)
+    SavedLearner(learner_world_size=4, samples_per_step=512, strategy="fsdp2").check(tmp_path)
     with refused("resume-other-learner", key=key, problem=problem):
         SavedLearner(learner_world_size=world_size, samples_per_step=samples, strategy=strategy).check(tmp_path)
 
@@ -95,7 +95,7 @@ def test_segments_that_wait_on_ranks_need_these_ranks(tmp_path):
     write_packer_state(tmp_path, PackerState(), rank=1)
     SAVED.check(tmp_path)
     with refused("resume-other-learner", key="--gpus", problem="2 learner ranks, this run has 4"):
-        SavedLearner(learner_world_size=4, samples_per_step=8, strategy="fsdp2").check(tmp_path)
+        SavedLearner(learner_world_size=4, samples_per_step=512, strategy="fsdp2").check(tmp_path)
 
 
 def test_a_checkpoint_of_an_older_version_is_continued(tmp_path):

@@ -73,7 +73,7 @@ def test_the_dialect_decides_the_way():
 @pytest.mark.parametrize("dialect", ["swift", "trl", "vllm"])
 def test_a_server_that_loads_weights_as_they_come_stages_none(dialect):
     with refused("staging-unavailable", "http://h:1", remedy="sync.stage"):
-        make_sender(servers_of(dialect), [MEETING], stage=True)
+        make_sender(servers_of(dialect, dialect), [MEETING] * 2, stage=True)
 
 
 def test_servers_of_two_dialects_are_refused():
