@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import rollmatch
 from rollmatch.cli.main import make_parser
 from rollmatch.config.findings import _CODES
 from rollmatch.config.schema import RunConfig
@@ -257,6 +258,19 @@ def messages(file: str, *names: str) -> Iterator[str]:
             yield f"Accepted where they change nothing (null, false, 0, empty; factors also 1): {', '.join(neutral)}."
 
 
+def limits(*places: str) -> Iterator[str]:
+    """Constants of modules, each as ``file:NAME``: value and what the text below it says."""
+    rows = []
+    for file, _, name in (place.partition(":") for place in places):
+        module = ".".join(("rollmatch", *Path(file).with_suffix("").parts)).removesuffix(".__init__")
+        source = (Path(rollmatch.__file__).parent / file).read_text(encoding="utf-8")
+        for node, text in pairwise(ast.parse(source).body):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name and isinstance(text, ast.Expr):
+                rows.append((f"`{module}.{name}`", f"`{ast.unparse(node.value)}`", ast.literal_eval(text.value)))
+    assert len(rows) == len(places), "a constant is gone, or nothing stands below it"
+    yield table(("Name", "Value", "Meaning"), rows)
+
+
 def _default(field: str, about: Tree, schema: Tree) -> str:
     value = about.get("default", {})
     own = "those of its fields" if isinstance(value, dict) and value else _value(value)
@@ -280,7 +294,14 @@ def notes_of(node: ast.ClassDef) -> dict[str, str]:
     }
 
 
-BLOCKS = {"keys": keys, "commands": commands, "errors": errors, "routes": routes, "messages": messages}
+BLOCKS = {
+    "keys": keys,
+    "commands": commands,
+    "errors": errors,
+    "routes": routes,
+    "messages": messages,
+    "limits": limits,
+}
 
 
 def filled(page: str) -> str:

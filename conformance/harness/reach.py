@@ -64,6 +64,8 @@ START_PROCESSES = ("cli", "dialects", "servers", "trainer")
 """Folders whose tests take long: they judge last."""
 REFERENCE = "conformance/docs/test_reference.py::test_the_generated_blocks_are_fresh"
 """The reference pages show defaults and bounds of keys, options and payloads, and the HTTP status of errors."""
+LIMITS = ROOT / "docs/reference/limits.md"
+"""Constants as ``file:NAME``, which the same test compares."""
 OF_DEFAULTS = "conformance/objectives/test_defaults.py"
 OF_CONFIG = ("conformance/config", REFERENCE)
 TABLES = {
@@ -210,6 +212,8 @@ def tests_of_tables(path: Path, line: int) -> tuple[str, ...]:
         return OF_CONFIG
     if line in bodies_of(path):
         return (OF_ROUTES,) if name.endswith(("routes.py", "server_app.py")) else ()
+    if f"{name}:" in LIMITS.read_text(encoding="utf-8"):
+        return (REFERENCE, OF_DEFAULTS)
     return next((tests for part, tests in TABLES.items() if name.startswith(part)), ())
 
 
