@@ -27,6 +27,7 @@ from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.errors import RolloutError
 
 CONNECT_TIMEOUT_S = 10.0
+"""Until a server has accepted a connection."""
 CALL_HEADER = "x-call-id"
 """Header by which our server reports the progress of a call; the caller chooses its value."""
 JSON, MSGPACK = "application/json", "application/msgpack"

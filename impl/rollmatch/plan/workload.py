@@ -70,6 +70,7 @@ class Workload:
 
 
 PACKED_FILL = 0.97
+"""Share of packed rows that tokens fill."""
 
 
 def make_workload(config: RunConfig, *, prompt_len: int | None, response_len: int | None) -> Workload:

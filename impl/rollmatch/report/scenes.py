@@ -16,6 +16,7 @@ LONGEST_SIDE = 640
 """Larger images are scaled down to this many pixels: their boxes stay where they are, in relative terms."""
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
 MAX_BYTES = 100_000
+"""Of an image on the page; a larger file is written again, smaller."""
 
 
 def embed(path: Path) -> str | None:

@@ -14,7 +14,10 @@ from rollmatch.dialects.session import InferTimeout, ServerUnreachable
 from rollmatch.dialects.watch import CallStalled, ServerDied
 from rollmatch.errors import RollmatchError, RolloutError
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
+FIRST_WAIT_S = 0.25
+"""Before a call is repeated for the first time; each further wait is twice as long."""
+LONGEST_WAIT_S = 8.0
+"""Between two attempts of a call."""
 BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 """Statuses of a server that may serve the same call later."""
 TRANSIENT = (TransportFailed, CallTimeout, InferTimeout, CallStalled, ServerUnreachable, ServerDied)

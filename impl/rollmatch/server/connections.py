@@ -26,6 +26,7 @@ from rollmatch.config.limits import LimitsConfig
 from rollmatch.startup import start_thread
 
 MAX_HEAD_BYTES = 65_536
+"""Of a request; a longer head ends its connection."""
 _HEALTH = re.compile(rb"GET /health/?[ ?]")
 _BACKLOG, _LOOK_S, _SEND_S = 2048, 0.25, 1.0
 _GRACE_S, _START_POLL_S = 3, 0.01

@@ -12,7 +12,10 @@ from rollmatch.server.state import ServerState
 from rollmatch.weights.group_address import MAX_WORLD_SIZE, GroupAddress, is_wildcard
 from rollmatch.weights.plan import DTYPES, Spec
 
-JOIN_TIMEOUT_S, TRANSFER_TIMEOUT_S = 60.0, 30.0
+JOIN_TIMEOUT_S = 60.0
+"""Until the learner of another trainer has joined the group that it had opened."""
+TRANSFER_TIMEOUT_S = 30.0
+"""Until a tensor that such a learner has announced is there."""
 
 
 class CommunicatorInit(BaseModel):
