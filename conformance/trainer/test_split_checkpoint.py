@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from rollmatch.checkpoint import SavedLearner, find_damage
 from rollmatch.cli.export import load_trained
 from rollmatch.model.source import local_directory
 from rollmatch.packer_state import PackerState, write_packer_state
+from rollmatch.segment_trainer import saved_learner
 
 WORKER = ("-m", "conformance.trainer.ddp_worker", "digits")
 KINDS = {"full": (), "adapters": ("tuner.train_type=lora", "tuner.lora_rank=2")}
@@ -96,6 +98,16 @@ def test_segments_that_wait_on_ranks_need_these_ranks(tmp_path):
     SAVED.check(tmp_path)
     with refused("resume-other-learner", key="--gpus", problem="2 learner ranks, this run has 4"):
         SavedLearner(learner_world_size=4, samples_per_step=512, strategy="fsdp2").check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "strategy"), [({}, "ddp"), ({"fsdp": True}, "fsdp2"), ({"deepspeed": "zero.json"}, "deepspeed")]
+)
+def test_what_a_checkpoint_says_of_its_learner(settings, strategy):
+    sizes = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 5}
+    arguments = SimpleNamespace(**{"fsdp": None, "deepspeed": None} | sizes | settings)
+    expected = SavedLearner(learner_world_size=2, samples_per_step=30, strategy=strategy)
+    assert saved_learner(arguments, 2) == expected
 
 
 def test_a_checkpoint_of_an_older_version_is_continued(tmp_path):
