@@ -120,6 +120,12 @@ def test_what_the_quick_check_accepts_the_full_one_accepts(tmp_path_factory, rec
     assert {error.code for error in check_record(parse_json(line), place)} <= {"image-missing"}
 
 
+def test_a_record_with_metadata_needs_no_full_check():
+    objects = [{"desc": "cat", "bbox_2d": [1, 2, 30, 40]}]
+    record = {"images": ["a.png"], "width": 8, "height": 8, "objects": objects, "metadata": {"a": 1}}
+    assert quick_record(json.dumps(record).encode()) is not None
+
+
 @given(st.lists(st.binary(max_size=9).filter(lambda line: b"\n" not in line), min_size=1), st.booleans())
 def test_the_index_finds_every_line(tmp_path_factory, lines, ends):
     path = tmp_path_factory.mktemp("index") / "a.jsonl"
