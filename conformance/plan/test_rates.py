@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from conformance.refusals import refused
 from conformance.rollout.digits import ROOT
 from rollmatch.cli.main import main
-from rollmatch.plan.rates import MEASURED, decode_source, decode_tok_s, gpu_of, load_rates
+from rollmatch.plan.rates import MEASURED, Rates, decode_source, decode_tok_s, gpu_of, load_rates
 
 
 @given(st.integers(1, 400))
@@ -100,3 +100,12 @@ def test_wrong_usage_is_exit_2(wrong, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["plan", CONFIG, *wrong])
     assert caught.value.code == 2
+
+
+def test_shares_that_a_file_leaves_out_cost_nothing_and_learning_reaches_half():
+    known = load_rates().model_dump(exclude={"learn_share", "dora_share", "merge_share"})
+    assert Rates.model_validate(known).model_dump() == known | {
+        "learn_share": 0.5,
+        "dora_share": 1.0,
+        "merge_share": 1.0,
+    }
