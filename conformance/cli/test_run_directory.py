@@ -24,7 +24,7 @@ from rollmatch.cli.run_directory import (
 from rollmatch.errors import LaunchError
 
 STEP = '{"event": "step", "step": 1, "rank": 0}'
-FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "shards/0.distcp")
 
 
 @pytest.fixture
