@@ -28,7 +28,7 @@ def evaluate_policy(
         num_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
         policy_version=min((rollout.policy_version for rollout in rollouts), default=source.policy_version),
     )
-    parts = ranks.gather(list(zip(mine, rollouts)))
+    parts = ranks.gather(list(zip(mine, rollouts, strict=True)))
     pairs = sorted((pair for part in parts for pair in part), key=lambda pair: pair[0].sample_id)
     evaluated = objective.evaluate([sample for sample, _ in pairs], [rollout for _, rollout in pairs], context)
     num_tokens = sum(len(rollout.response_token_ids) for _, rollout in pairs)

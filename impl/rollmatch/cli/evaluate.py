@@ -177,13 +177,13 @@ def judge(
     from rollmatch.objectives.rollout_matching.objective import describe_scene
 
     target, answers, scenes = objective.eval_target, [], []
-    for sample, rollout in zip(samples, rollouts):
+    for sample, rollout in zip(samples, rollouts, strict=True):
         matched = target.match(sample, rollout)
         parsed = matched.parsed
         scores = object_scores(parsed.objects, rollout, target.vocabulary)
         answers.append(Answered(sample=sample, parsed=parsed, scores=scores))
         scene = describe_scene(sample, rollout, matched, target.vocabulary)
-        predicted = [one | {"score": score} for one, score in zip(scene["predicted"], scores)]
+        predicted = [one | {"score": score} for one, score in zip(scene["predicted"], scores, strict=True)]
         scenes.append(scene | {"predicted": predicted})
     figures = judge_detection(answers, target.match_rules)
     gate = target.match_rules.maskiou_gate

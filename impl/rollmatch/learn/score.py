@@ -41,7 +41,7 @@ def score_segments(
     try:
         for chosen in size.split([segment.encoded_len for segment in segments]):
             batch = [segments[index] for index in chosen]
-            scored |= dict(zip(chosen, score(model, batch, features_of, logprobs)))
+            scored |= dict(zip(chosen, score(model, batch, features_of, logprobs), strict=True))
     finally:
         model.train(training)
     return [scored[index] for index in range(len(segments))]
@@ -69,7 +69,7 @@ def _score_row(
     row = Row(segments=tuple(segments), capacity=0)
     inputs = make_model_inputs(row, images=[features_of(segment.sample) for segment in segments], model=model)
     device, lens = inputs["input_ids"].device, [segment.train_len for segment in segments]
-    firsts = [start + segment.prompt_len - 1 for segment, start in zip(segments, row.offsets)]
+    firsts = [start + segment.prompt_len - 1 for segment, start in zip(segments, row.offsets, strict=True)]
     kept = to_device(chain(*map(_count_from, firsts, lens)), dtype=torch.int64, device=device)
     ids = to_device(chain(*(s.token_ids[s.prompt_len :] for s in segments)), dtype=torch.int64, device=device)
 
@@ -82,7 +82,7 @@ def _score_row(
 
 
 def _in_chunks(logprobs: LogprobsOf, logits: Logits, rows: Tensor, ids: Tensor) -> Tensor:
-    parts = zip(torch.split(rows, CHUNK_LEN), torch.split(ids, CHUNK_LEN))
+    parts = zip(torch.split(rows, CHUNK_LEN), torch.split(ids, CHUNK_LEN), strict=True)
     return torch.cat([logprobs(logits[some], of) for some, of in parts])
 
 

@@ -110,7 +110,7 @@ class PolicyGradient:
                     reference_logprobs=far,
                 ),
             )
-            for segment, before, engine, far in zip(segments, old, engine_logprobs, reference)
+            for segment, before, engine, far in zip(segments, old, engine_logprobs, reference, strict=True)
         ]
 
     def with_old_logprobs(self, segments: Sequence[Segment], score: ScoreSegments) -> list[Segment]:
@@ -119,7 +119,7 @@ class PolicyGradient:
         Those that have some keep them. Called by all ranks, also without segments.
         """
         fresh = [one for one in segments if one.policy is not None and one.policy.old_logprobs is None]
-        scored = {id(one): old for one, old in zip(fresh, score(fresh))}
+        scored = {id(one): old for one, old in zip(fresh, score(fresh), strict=True)}
         return [
             replace(one, policy=replace(one.policy, old_logprobs=scored[id(one)]))
             if one.policy is not None and id(one) in scored
@@ -130,5 +130,6 @@ class PolicyGradient:
     def _sampled(self, segments: Sequence[Segment], rollouts: Sequence[Rollout]) -> list[tuple[float, ...]]:
         stop_id = self.vocabulary.stop_id
         return [
-            sampled_logprobs(segment.sample, rollout, stop_id=stop_id) for segment, rollout in zip(segments, rollouts)
+            sampled_logprobs(segment.sample, rollout, stop_id=stop_id)
+            for segment, rollout in zip(segments, rollouts, strict=True)
         ]

@@ -87,7 +87,7 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     >>> common_prefix((1, 2, 3), (1, 2)), common_prefix((1,), (2, 1))
     (2, 0)
     """
-    differing = (place for place, (a, b) in enumerate(zip(one, other)) if a != b)
+    differing = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differing, min(len(one), len(other)))
 
 

@@ -102,7 +102,9 @@ def check_answers(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout
     if requested != answered:
         raise RolloutsMissing(
             f"{len(answered)} answers for {len(requested)} requests, or in another order",
-            key=next((a for a, b in zip(requested, answered) if a != b), requested[-1] if requested else ""),
+            key=next(
+                (a for a, b in zip(requested, answered, strict=False) if a != b), requested[-1] if requested else ""
+            ),
         )
 
 
@@ -192,7 +194,7 @@ class HfBackend:
         self, requests: Sequence[RolloutRequest], features: list[ImageFeatures], decoding: Decoding, *, synced: bool
     ) -> list[Rollout]:
         """``synced``: whether ranks share the weights, so that all generate as many tokens."""
-        prompts = [self.template.expand(r.token_ids, f) for r, f in zip(requests, features)]
+        prompts = [self.template.expand(r.token_ids, f) for r, f in zip(requests, features, strict=True)]
         inputs = self._padded_inputs(prompts, features)
         with _seeded(requests[0].seed, sampling=decoding.temperature > 0):
             output = self.model.generate(  # type: ignore[operator]
@@ -201,8 +203,8 @@ class HfBackend:
         sampled = output.sequences[:, inputs["input_ids"].shape[1] :]
         logprobs = _logprobs_of(sampled, output.scores) if decoding.logprobs else [None] * len(requests)
         limits = [request.limit(decoding.max_new_tokens) for request in requests]
-        rows = [row[:limit] for row, limit in zip(sampled.tolist(), limits)]
-        return [self._make_rollout(*four) for four in zip(requests, prompts, rows, logprobs)]
+        rows = [row[:limit] for row, limit in zip(sampled.tolist(), limits, strict=True)]
+        return [self._make_rollout(*four) for four in zip(requests, prompts, rows, logprobs, strict=True)]
 
     def _make_rollout(
         self, request: RolloutRequest, prompt: tuple[int, ...], response: list[int], logprobs: list[float] | None
@@ -248,7 +250,10 @@ class HfBackend:
 
 def _logprobs_of(sampled: Tensor, scores: Sequence[Tensor]) -> list[list[float] | None]:
     """[B, R] ids and R times [B, V] scores, as they were sampled from -> log-probabilities of the ids."""
-    columns = [score.float().log_softmax(-1).gather(1, ids[:, None]) for score, ids in zip(scores, sampled.unbind(1))]
+    columns = [
+        score.float().log_softmax(-1).gather(1, ids[:, None])
+        for score, ids in zip(scores, sampled.unbind(1), strict=True)
+    ]
     return [list(row) for row in torch.cat(columns, dim=1).tolist()]
 
 
@@ -279,7 +284,7 @@ def eager(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, call in zip(compiled, calls):
+        for module, call in zip(compiled, calls, strict=True):
             module._compiled_call_impl = call
 
 

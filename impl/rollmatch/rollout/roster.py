@@ -124,7 +124,7 @@ class ServerRoster:
         found = [_outcome_of(call) for call in calls]
         failed = self._ranks.gather([one if isinstance(one, RosterProblem) else None for one in found])
         joined, problems = dict[ServerAddress, Newcomer](), list[RosterProblem]()
-        for address, one, *of_ranks in zip(wanted, found, *failed):
+        for address, one, *of_ranks in zip(wanted, found, *failed, strict=True):
             if isinstance(one, Newcomer) and not any(of_ranks):
                 joined[address] = one
             else:

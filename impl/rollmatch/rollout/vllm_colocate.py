@@ -127,7 +127,7 @@ class VllmColocateBackend:
         prompts = [self._make_prompt(request, images_of(request.sample), decoding) for request in requests]
         sampling = [self._make_sampling(request, decoding) for request in requests]
         outputs = self._engine.generate(prompts, sampling, use_tqdm=False) if prompts else []
-        return [self._make_rollout(r, output) for r, output in zip(requests, outputs)]
+        return [self._make_rollout(r, output) for r, output in zip(requests, outputs, strict=True)]
 
     def _make_prompt(self, request: RolloutRequest, images: list[Image.Image], decoding: Decoding) -> dict[str, object]:
         self._check_room(request, images, decoding)
@@ -168,7 +168,9 @@ class VllmColocateBackend:
         token_ids, returned = list(answer.token_ids), getattr(answer, "logprobs", None)
         trimmed = trim_stop(token_ids, {self.template.vocabulary.stop_id})
         finish_reason = why_ended(token_ids, stop_id=self.template.vocabulary.stop_id)
-        logprobs = [place[token_id].logprob for place, token_id in zip(returned, token_ids)] if returned else None
+        logprobs = (
+            [place[token_id].logprob for place, token_id in zip(returned, token_ids, strict=True)] if returned else None
+        )
         return Rollout(
             request_id=request.request_id,
             prompt_token_ids=tuple(output.prompt_token_ids),

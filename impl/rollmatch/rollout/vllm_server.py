@@ -120,7 +120,7 @@ class VllmServerBackend:
         while chunks:
             calls = self._call_all(chunks, requests, sampling, decoding)
             moved = list[Chunk]()
-            for chunk, call in zip(chunks, calls):
+            for chunk, call in zip(chunks, calls, strict=True):
                 try:
                     answered[chunk] = call.result()
                 except ServerLost:
@@ -137,7 +137,7 @@ class VllmServerBackend:
         logs, version = [CallLog() for _ in chunks], self.policy_version
         calls = [
             self._pool.submit(self.calls.ask, chunk, chunk.of(requests), sampling, log=log, version=version)
-            for chunk, log in zip(chunks, logs)
+            for chunk, log in zip(chunks, logs, strict=True)
         ]
         left = set(calls)
         while left:
@@ -184,7 +184,7 @@ class VllmServerBackend:
 
     def _write_down(self, chunks: Sequence[Chunk], logs: Sequence[CallLog], decoding: Decoding) -> None:
         """An event per server that was called, with every retry and split of the call."""
-        for chunk, log in zip(chunks, logs):
+        for chunk, log in zip(chunks, logs, strict=True):
             if self.journal is not None:
                 url = self.servers[chunk.server_index].base_url
                 self.journal.write("called", server=url, decoding=decoding.as_dict(), **log.as_dict())
@@ -208,7 +208,7 @@ class VllmServerBackend:
     def _note_taken(self, version: int) -> None:
         """A sync has ended: its version, and the processes that took it."""
         instances = self.sender.instances if self.sender else None
-        known = None if instances is None else dict(zip(self.members.present, instances))
+        known = None if instances is None else dict(zip(self.members.present, instances, strict=True))
         self.members.instances = self.members.read_instances() if known is None else known
         self.members.restarted.clear()
         self.policy_version = version
@@ -231,7 +231,7 @@ class VllmServerBackend:
         self, requests: Sequence[RolloutRequest], replies: Sequence[Reply], decoding: Decoding
     ) -> list[Rollout]:
         limits = [request.limit(decoding.max_new_tokens) for request in requests]
-        rollouts = [self._make_rollout(*three) for three in zip(requests, replies, limits)]
+        rollouts = [self._make_rollout(*three) for three in zip(requests, replies, limits, strict=True)]
         check_answers(requests, rollouts)
         return rollouts
 

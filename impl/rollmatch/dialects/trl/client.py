@@ -31,7 +31,7 @@ class TrlDialect:
         replies: dict[int, Reply] = {}
         for places in equally_often(prompts):
             answered = self._ask(post, [prompts[copies[0]] for copies in places], sampling, num_copies=len(places[0]))
-            replies |= dict(zip((place for copies in places for place in copies), answered))
+            replies |= dict(zip((place for copies in places for place in copies), answered, strict=True))
         return [replies[place] for place in range(len(prompts))]
 
     def _ask(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules, *, num_copies: int) -> list[Reply]:
@@ -48,7 +48,7 @@ class TrlDialect:
                 finish_reason="stop" if set(sampling.stop_token_ids) & set(response) else "length",
                 policy_version=version_of(answer.headers),
             )
-            for place, (prompt, response) in enumerate(zip(*rows))
+            for place, (prompt, response) in enumerate(zip(*rows, strict=True))
         ]
 
     def _logprobs(self, values: Any, response: Sequence[int], place: int) -> tuple[float, ...]:

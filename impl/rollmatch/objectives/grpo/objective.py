@@ -108,15 +108,15 @@ class GrpoObjective(PolicyGradient):
         judged = judge_all(answers, samples, self.rewards, timing)
         return [
             Completion(sample=s, rollout=r, judgement=j, is_truncated=r.finish_reason == "length")
-            for s, r, j in zip(samples, rollouts, judged)
+            for s, r, j in zip(samples, rollouts, judged, strict=True)
         ]
 
     def _reports(self, made: Sequence[Completion], *, group_size: int) -> list[CompletionReport]:
         reports = make_reports([one.rollout for one in made], [one.judgement for one in made], group_size=group_size)
-        lens = [sum(one.is_written or ()) or report.response_len for one, report in zip(made, reports)]
+        lens = [sum(one.is_written or ()) or report.response_len for one, report in zip(made, reports, strict=True)]
         return [
             replace(report, is_truncated=one.is_truncated, response_len=length)
-            for one, report, length in zip(made, reports, lens)
+            for one, report, length in zip(made, reports, lens, strict=True)
         ]
 
     def _advantages(self, judged: Sequence[Judgement], context: ObjectiveContext) -> list[float]:

@@ -141,8 +141,8 @@ def judge_all(
         began = time.perf_counter()
         columns.append([_finite(value, reward) for value in reward.call(answers, samples)])
         timing.add(reward.name, time.perf_counter() - began)
-    rows = zip(*columns) if columns else [()] * len(answers)
-    judged = [_judge(row, sample, rewards) for row, sample in zip(rows, samples)]
+    rows = zip(*columns, strict=True) if columns else [()] * len(answers)
+    judged = [_judge(row, sample, rewards) for row, sample in zip(rows, samples, strict=True)]
     if judged and all(each.total is None for each in judged):
         raise RewardsAllFailed(
             f"all {len(judged)} completions: {judged[0].failures[0]}",
@@ -156,13 +156,13 @@ def _judge(values: Sequence[Value], sample: Sample, rewards: Sequence[Reward]) -
     """A function that says nothing leaves the sum to the others; one that fails leaves the completion out."""
     failures = [
         f"{reward.name} on {sample.origin}: {type(value).__name__}: {value}"
-        for reward, value in zip(rewards, values)
+        for reward, value in zip(rewards, values, strict=True)
         if isinstance(value, Exception)
     ]
     numbers = [None if isinstance(value, Exception) else value for value in values]
     if not failures and values and all(value is None for value in values):
         failures = [f"{sample.origin}: no reward function says anything about this completion"]
-    known = [reward.weight * value for reward, value in zip(rewards, numbers) if value is not None]
+    known = [reward.weight * value for reward, value in zip(rewards, numbers, strict=True) if value is not None]
     return Judgement(values=tuple(numbers), total=None if failures else math.fsum(known), failures=tuple(failures))
 
 

@@ -54,7 +54,7 @@ class RewardCall:
         """[N] a value or the exception of each completion."""
         if self.form == "trl":
             return self._call_once(answers, samples)
-        pairs = zip(answers, samples)
+        pairs = zip(answers, samples, strict=True)
         return self._run([self._arguments(answer, sample) for answer, sample in pairs])  # type: ignore[return-value]
 
     def _run(self, calls: Sequence[Arguments]) -> list[object]:
@@ -170,8 +170,8 @@ def columns_of(answers: Sequence[str], samples: Sequence[Sample]) -> dict[str, o
     >>> columns_of(["a", "b"], [first, second])["sum"]
     [4, None]
     """
-    states = [state_of(answer, sample) for answer, sample in zip(answers, samples)]
-    groups = {plural: [state[name] for state in states] for name, plural in zip(NAMED, PLURAL)}
+    states = [state_of(answer, sample) for answer, sample in zip(answers, samples, strict=True)]
+    groups = {plural: [state[name] for state in states] for name, plural in zip(NAMED, PLURAL, strict=True)}
     keys = dict.fromkeys(key for sample in samples for key in sample.metadata)
     return groups | {key: [sample.metadata.get(key) for sample in samples] for key in keys}
 

@@ -80,7 +80,7 @@ def make_reports(
             is_truncated=rollout.finish_reason == "length",
             is_flat=alike,
         )
-        for rollout, judgement, alike in zip(rollouts, judged, flat)
+        for rollout, judgement, alike in zip(rollouts, judged, flat, strict=True)
     ]
 
 
@@ -127,6 +127,6 @@ def describe_answers(
                 "response_text": vocabulary.text(rollout.response_token_ids),
                 "reward": reward,
             }
-            for sample, rollout, reward in zip(samples, rollouts, rewards)
+            for sample, rollout, reward in zip(samples, rollouts, rewards, strict=False)
         ],
     }

@@ -75,7 +75,7 @@ class RolloutMatchingObjective:
         """The parts of a micro-batch's loss before they are divided by what the step supervises."""
         own = count_totals([batch.supervision])
         parts = self.loss(logits, batch, totals=own).parts
-        return tuple(part * divisor for part, divisor in zip(parts, self.divisors_of(own)))
+        return tuple(part * divisor for part, divisor in zip(parts, self.divisors_of(own), strict=True))
 
     def divisors_of(self, totals: LossTotals) -> tuple[float, ...]:
         """What each part is divided by; totals of zero mean sums of zero."""
@@ -90,7 +90,7 @@ class RolloutMatchingObjective:
         target = self.eval_target
         scenes: list[dict[str, object]] = [
             describe_scene(sample, rollout, target.match(sample, rollout), target.vocabulary)
-            for sample, rollout in zip(samples, rollouts)
+            for sample, rollout in zip(samples, rollouts, strict=True)
         ]
         record = {"iou_threshold": target.match_rules.maskiou_gate, "scenes": scenes}
         return Evaluated(metrics=score(samples, rollouts, target), record=record)
@@ -107,7 +107,7 @@ class SupervisedObjective(RolloutMatchingObjective):
 def describe_scene(sample: Sample, rollout: Rollout, matched: MatchedRollout, vocabulary: Vocabulary) -> dict[str, Any]:
     """One scene as the report draws it: truth, predictions with their partners, and the raw answer."""
     parsed, matching = matched.parsed, matched.matching
-    partners = {mine: (true, iou) for (mine, true), iou in zip(matching.pairs, matching.ious)}
+    partners = {mine: (true, iou) for (mine, true), iou in zip(matching.pairs, matching.ious, strict=True)}
     truth = [{"desc": o.desc, "geometry": o.geometry.value, "bins": list(o.bins)} for o in matched.truth]
     predicted = []
     for index, found in enumerate(parsed.objects):

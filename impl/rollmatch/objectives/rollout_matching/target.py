@@ -125,10 +125,10 @@ def append_missed(
     parts = [answer_format.write(answer_format.shaped(each)) for each in missed]
     before, after = answer_format.join(parts, follows=parsed.num_elements > 0)
     token_ids = _encode(parsed.cut_head + (before + after).encode(), vocabulary)
-    within = [answer_format.desc_span(each.desc, part) for each, part in zip(missed, parts)]
+    within = [answer_format.desc_span(each.desc, part) for each, part in zip(missed, parts, strict=True)]
     lens = [len((part + answer_format.between).encode()) for part in parts]
     firsts = accumulate(lens, initial=len(parsed.cut_head) + len(before.encode()))
-    spans = [(first + start, first + end) for first, (start, end) in zip(firsts, within)]
+    spans = [(first + start, first + end) for first, (start, end) in zip(firsts, within, strict=False)]
     starts = list(accumulate((len(vocabulary.piece(token_id)) for token_id in token_ids), initial=0))
     return Tail(
         token_ids=(*token_ids, vocabulary.stop_id),
@@ -210,7 +210,7 @@ class RolloutMatching:
         if len(samples) != len(rollouts):
             problem = f"{len(samples)} samples, {len(rollouts)} rollouts; each sample has one, in the same order"
             raise TargetError(problem, code="rollouts-misaligned", key="rollouts")
-        made = [self._make_segment(sample, rollout) for sample, rollout in zip(samples, rollouts)]
+        made = [self._make_segment(sample, rollout) for sample, rollout in zip(samples, rollouts, strict=True)]
         return [segment for segment, _ in made], [report for _, report in made]
 
     def match(self, sample: Sample, rollout: Rollout) -> MatchedRollout:
@@ -256,7 +256,7 @@ class RolloutMatching:
         """(index in the prefix, true bin) of the slots of matched objects, ascending, as objects are in order."""
         slots: list[tuple[int, int]] = []
         for predicted, true in matched.pairs:
-            slots.extend(zip(predicted.positions, self._bins(predicted, true)))
+            slots.extend(zip(predicted.positions, self._bins(predicted, true), strict=True))
         return slots
 
     def _corrections(self, matched: MatchedRollout) -> list[Correction]:
@@ -265,7 +265,7 @@ class RolloutMatching:
         for predicted, true in matched.pairs:
             if not matched.answer_format.uses_tokens:
                 wanted = matched.answer_format.numbers_of(predicted.geometry, self._bins(predicted, true))
-                spans = zip(predicted.spans, map(str, wanted))
+                spans = zip(predicted.spans, map(str, wanted), strict=True)
                 corrections += [Correction(*span, text) for span, text in spans]
             if self.corrects_descs:
                 text = json.dumps(true.desc, ensure_ascii=False)[1:-1]

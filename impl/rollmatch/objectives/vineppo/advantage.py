@@ -21,7 +21,7 @@ def step_advantages(values: Sequence[float], rewards: Sequence[float]) -> tuple[
     [0.0, 0.4, 0.1]
     """
     after = (*values[1:], 0.0)
-    return tuple(reward + then - now for reward, then, now in zip(rewards, after, values))
+    return tuple(reward + then - now for reward, then, now in zip(rewards, after, values, strict=True))
 
 
 def spread(advantages: Sequence[float], cuts: Cuts) -> tuple[float, ...]:
@@ -30,7 +30,7 @@ def spread(advantages: Sequence[float], cuts: Cuts) -> tuple[float, ...]:
     >>> spread((0.4, 0.1), (0, 3, 5))
     (0.4, 0.4, 0.4, 0.1, 0.1)
     """
-    spans = zip(advantages, pairwise(cuts))
+    spans = zip(advantages, pairwise(cuts), strict=True)
     return tuple(advantage for advantage, (start, stop) in spans for _ in range(stop - start))
 
 
@@ -51,7 +51,7 @@ def normalize(
     >>> normalize([(1.0, 3.0), (5.0,)], [(True, True), (False,)], "whiten", list)
     [(-0.7071067811865475, 0.7071067811865475), (0.0,)]
     """
-    rows = [tuple(zip(*pair)) for pair in zip(batch, written)]
+    rows = [tuple(zip(*pair, strict=True)) for pair in zip(batch, written, strict=True)]
     kept = [a for row in rows for a, mine in row if mine]
     mean, factor = (0.0, 1.0) if how == "none" else _mean_and_factor(kept, how, sum_over_ranks)
     return [tuple((a - mean) * factor if mine else 0.0 for a, mine in row) for row in rows]

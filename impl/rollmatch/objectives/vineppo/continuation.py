@@ -95,9 +95,9 @@ class Waves:
         ]
         mine = requests[self._share(len(requests))]
         made = self.continue_states(mine)
-        returns = [one.return_from(request.state.position) for request, one in zip(mine, made)]
+        returns = [one.return_from(request.state.position) for request, one in zip(mine, made, strict=True)]
         parts = self.ranks.gather(returns)
-        for request, value in zip(requests, chain.from_iterable(parts)):
+        for request, value in zip(requests, chain.from_iterable(parts), strict=True):
             self.drawn.setdefault(request.state, []).append(value)
 
     def continue_states(self, requests: Sequence[ContinuationRequest]) -> list[Trajectory]:
@@ -105,7 +105,7 @@ class Waves:
         made = self.continuer.continue_states(requests)
         if len(made) != len(requests):
             raise ContinuationMisaligned(f"{len(made)} for {len(requests)} requests", key="continuations")
-        for request, trajectory in zip(requests, made):
+        for request, trajectory in zip(requests, made, strict=True):
             check_continuation(request.state, trajectory, max_new_tokens=self.continuer.max_new_tokens)
         return made
 

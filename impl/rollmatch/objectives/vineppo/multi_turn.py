@@ -59,11 +59,11 @@ class EpisodeRunner:
     def play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Played]:
         """First turns -> whole episodes, in order. Called by all ranks. Errors: those of ``Episode.take``."""
         rules = self.rules_of(context.decoding)
-        episodes = [self._begin(*pair, rules) for pair in zip(samples, rollouts)]
-        for episode, rollout in zip(episodes, rollouts):
+        episodes = [self._begin(*pair, rules) for pair in zip(samples, rollouts, strict=True)]
+        for episode, rollout in zip(episodes, rollouts, strict=True):
             episode.take(rollout)
         play_episodes(episodes, context, context.decoding, name=f"{context.step}.{context.ranks.rank}.t")
-        played = [_played(*pair) for pair in zip(episodes, rollouts)]
+        played = [_played(*pair) for pair in zip(episodes, rollouts, strict=True)]
         unparsable = [one.unparsable for one in played if one.unparsable]
         context.log(
             "played",
@@ -121,7 +121,7 @@ def play_episodes(episodes: Sequence[Episode], context: ObjectiveContext, decodi
     while any(context.ranks.gather(any(not episode.is_over for episode in episodes))):
         live = [(place, episode) for place, episode in enumerate(episodes) if not episode.is_over]
         rollouts = context.generate([request_of(place, episode) for place, episode in live], decoding)
-        for (_, episode), rollout in zip(live, rollouts):
+        for (_, episode), rollout in zip(live, rollouts, strict=True):
             episode.take(rollout)
 
 

@@ -85,9 +85,9 @@ class VinePpoObjective(PolicyGradient):
         counted = CostedValues(self._continuer(context))
         waves = Waves(counted, context.ranks, run_seed=self.run_seed, step=context.step)
         valued = self.valuer.values_of(trajectories, cuts, waves)
-        reports = [_report(*three) for three in zip(trajectories, cuts, valued)]
+        reports = [_report(*three) for three in zip(trajectories, cuts, valued, strict=True)]
         advantages = self._advantages(trajectories, cuts, reports, context)
-        segments = [self._segment(*pair) for pair in zip(played, advantages)]
+        segments = [self._segment(*pair) for pair in zip(played, advantages, strict=True)]
         segments = self.with_logprobs(segments, rollouts, context)
         cost = counted.report(num_states=sum(len(one.values) for one in valued))
         self._note(context, samples, reports, cost)
@@ -132,7 +132,7 @@ class VinePpoObjective(PolicyGradient):
         made = self.rewards.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
         return [
             Played(trajectory=one, rollout=rollout, num_tokens=len(rollout.response_token_ids))
-            for one, rollout in zip(made, rollouts)
+            for one, rollout in zip(made, rollouts, strict=True)
         ]
 
     def _continuer(self, context: ObjectiveContext) -> Continuer:
@@ -148,7 +148,7 @@ class VinePpoObjective(PolicyGradient):
         context: ObjectiveContext,
     ) -> list[tuple[float, ...]]:
         """Of each token of each response."""
-        rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts)]
+        rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
         return normalize(rows, [one.written for one in trajectories], self.normalization, context.ranks.sum)
 
     def _segment(self, played: Played, advantages: tuple[float, ...]) -> Segment:
@@ -189,7 +189,7 @@ class CostedValues:
         """As the protocol."""
         made = self.continuer.continue_states(requests)
         self.num_continuations += len(made)
-        for request, one in zip(requests, made):
+        for request, one in zip(requests, made, strict=True):
             self.num_tokens += sum(one.written[request.state.position :])
         return made
 

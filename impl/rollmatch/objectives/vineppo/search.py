@@ -66,7 +66,10 @@ class TreeValues:
     def values_of(self, trajectories: Sequence[Trajectory], cuts: Sequence[Cuts], waves: Waves) -> list[Valued]:
         """As the contract."""
         ranks = waves.ranks
-        mine = [_Walk(owner=(ranks.rank, i), trajectory=t, cuts=c) for i, (t, c) in enumerate(zip(trajectories, cuts))]
+        mine = [
+            _Walk(owner=(ranks.rank, i), trajectory=t, cuts=c)
+            for i, (t, c) in enumerate(zip(trajectories, cuts, strict=True))
+        ]
         walks = [walk for part in ranks.gather(mine) for walk in part]
         trees, paths = self._plant(walks, ranks.rank, ranks.learner_world_size)
         for _ in range(self.budget.num_rounds):
@@ -100,7 +103,7 @@ class TreeValues:
             index = len(node.returns) + num_asked.get(node.state, 0)
             num_asked[node.state] = num_asked.get(node.state, 0) + 1
             requests.append(waves.request(node.state, index))
-        for (tree, node), made in zip(chosen, waves.continue_states(requests)):
+        for (tree, node), made in zip(chosen, waves.continue_states(requests), strict=True):
             for above in node.lineage():
                 above.pending -= 1
             tree.add(made, self.splitter.cuts(made), start=node)
@@ -117,7 +120,7 @@ class TreeValues:
             assert node.state is not None
             requests += [waves.request(node.state, len(node.returns) + extra) for extra in range(num)]
             places += [node] * num
-        for node, made in zip(places, waves.continue_states(requests)):
+        for node, made in zip(places, waves.continue_states(requests), strict=True):
             tree = trees[made.sample.sample_id]
             tree.add(made, self.splitter.cuts(made), start=node)
 

@@ -32,7 +32,7 @@ class RewardRules:
         """Of whole responses, without stop tokens. Errors: ``RewardMissing``, ``RewardsAllFailed``."""
         judged = judge_all([self.vocabulary.text(ids) for ids in answers], samples, self.rewards, timing)
         totals = []
-        for sample, judgement in zip(samples, judged):
+        for sample, judgement in zip(samples, judged, strict=True):
             if judgement.total is None:
                 raise RewardMissing(judgement.failures[0], key=sample.origin, remedy="Correct the reward function.")
             totals.append(judgement.total)
@@ -42,10 +42,10 @@ class RewardRules:
         self, states: Sequence[State], rollouts: Sequence[Rollout], timing: Timing | None = None
     ) -> list[Trajectory]:
         """The trajectories that rollouts continued from their states. Errors: as ``totals``."""
-        pairs = zip(states, rollouts)
+        pairs = zip(states, rollouts, strict=True)
         whole = [state.prefix_token_ids + rollout.response_token_ids for state, rollout in pairs]
         totals = self.totals(whole, [state.sample for state in states], timing or Timing())
-        return [self._trajectory(*three) for three in zip(states, rollouts, totals)]
+        return [self._trajectory(*three) for three in zip(states, rollouts, totals, strict=True)]
 
     def _trajectory(self, state: State, rollout: Rollout, total: float) -> Trajectory:
         is_finished = rollout.finish_reason == "stop"
@@ -104,5 +104,5 @@ def starts(
             prefix_token_ids=(),
             policy_version=rollout.policy_version,
         )
-        for sample, rollout in zip(samples, rollouts)
+        for sample, rollout in zip(samples, rollouts, strict=True)
     ]

@@ -65,7 +65,7 @@ class ContinuationValues:
     def values_of(self, trajectories: Sequence[Trajectory], cuts: Sequence[Cuts], waves: Waves) -> list[Valued]:
         """As the contract: unique states of all ranks, in one wave (two, where continuations come in two steps)."""
         rank, rules = waves.ranks.rank, self.rules
-        mine = [passages_of((rank, i), t, c) for i, (t, c) in enumerate(zip(trajectories, cuts))]
+        mine = [passages_of((rank, i), t, c) for i, (t, c) in enumerate(zip(trajectories, cuts, strict=True))]
         through = group_by_state([p for part in waves.ranks.gather([p for row in mine for p in row]) for p in part])
         needed = {state: max(rules.num_continuations - self._num_free(through[state]), 0) for state in through}
         first = rules.first_continuations or rules.num_continuations
