@@ -183,7 +183,7 @@ def test_a_reply_that_stopped_is_noticed_by_the_tokens_that_the_server_counts(do
     double.infer, double.progress = slow, counts
     known = [] if idle_s is None else double.call_ids
     double.idle_s = lambda: {"another": 60.0} | dict.fromkeys(known, idle_s)
-    watch = dataclasses.replace(QUICK, stall_s=0.6 if code else 30.0)
+    watch = dataclasses.replace(QUICK, silence_s=30.0, stall_s=0.6 if code else 30.0)
     server = RolloutServer(double.url, ClientSettings(timeout_s=3, watch=watch))
     server.connect()
     server.watch = watch

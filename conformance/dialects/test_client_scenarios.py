@@ -18,6 +18,7 @@ from conformance.servers.talk import in_thread
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.cli.assemble import make_parts
 from rollmatch.cli.connect import connect_servers
+from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import read_journal
 from rollmatch.ranks import Journal, Ranks
 from rollmatch.rollout.backend import Decoding, derive_seed
@@ -25,6 +26,8 @@ from rollmatch.rollout.fence import Fence, SyncMode
 
 SECOND = Ranks(rank=1, learner_world_size=2)
 SHORT = Decoding(max_new_tokens=4)
+BOUND_S = 10
+"""Until a server that has ended counts as dead."""
 REACH_S, LIMIT = "~.vllm.server.timeout_s=", "~.vllm.server.infer_timeout_s="
 MEETING = rendezvous(port=23000, timeout_s=2, join_timeout_s=2)
 
@@ -108,12 +111,15 @@ def test_a_server_that_ends_in_the_middle_of_a_call_is_noticed(end, tmp_path):
     with started([sys.executable, "-c", ALONE], tmp_path / "log") as server:
         server.wait_until(lambda: "\n" in server.output())
         url = server.output().strip()
-        backend = backend_of(url, LIMIT + "null", "~.vllm.server.retry_budget_s=0")
+        # a busy machine takes seconds longer than the rules say
+        rules = (LIMIT + "null", "~.vllm.server.retry_budget_s=0", "~.vllm.server.health_timeout_s=3")
+        backend = backend_of(url, *rules)
         call = in_thread(backend.generate, requests_of(2), SHORT)
         server.wait_until(lambda: server.output().endswith("asked\n"))
         server.process.send_signal(end)
         with refused("server-died", url):
-            call.result(timeout=10)
+            call.result(timeout=BOUND_S)
+    assert WatchRules().silence_s + WatchRules().poll_s < BOUND_S
 
 
 @pytest.mark.scenario("determinism/a-call-carries-a-seed-that-is-known-in-advance")
