@@ -142,6 +142,13 @@ def test_a_chat_stays_what_it_is_but_for_tags():
     assert row_of(*tagged, images=("a.png",)) == list(tagged)
 
 
+def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path, capsys):
+    overrides = [*absolute(), SUMMARY, f"training.output_dir={tmp_path}"]
+    assert train_by_swift(str(CONFIG), overrides=overrides, gpus=["0"], wait=WaitPolicy(), dry_run=True) == 0
+    assert " rlhf " in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_samples_are_written_down_before_swift_begins(tmp_path, monkeypatch):
     became: list[Command] = []
     monkeypatch.setattr(swift_cli, "become", became.append)

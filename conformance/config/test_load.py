@@ -110,6 +110,13 @@ def test_a_wrong_value_is_refused_and_a_right_one_taken(override, code, repaired
     config_with(f"{key}={repaired}")
 
 
+@pytest.mark.parametrize(("length", "shown"), [(58, f"'{'x' * 58}'"), (59, f"'{'x' * 59}...")])
+def test_a_wrong_value_is_shown_up_to_sixty_characters(length, shown):
+    with refused("wrong-type", "training.seed") as caught:
+        config_with(f"training.seed={'x' * length}")
+    assert str(caught.value).count(f", but is {shown}.") == 1
+
+
 def test_a_value_inside_a_mapping_or_list_is_named_by_its_place():
     images = "~.vllm.limit_mm_per_prompt.image"
     assert rejected(f"{images}=-1") == [("out-of-range", images)]

@@ -45,6 +45,18 @@ def test_a_wrong_shape_is_refused(items, code):
     assert [codes(item) for item in items] == [[code]] * len(items)
 
 
+@pytest.mark.parametrize(
+    ("item", "wanted"),
+    [
+        ({"poly": [0, 0, 9, 0, 9, 9], "poly_points": 4}, "poly_points must be 3, but is 4"),
+        ({"bbox_2d": [0, 0, 9, 9], "poly_points": 2}, "poly_points must not stand beside a box, but is 2"),
+    ],
+)
+def test_a_wrong_number_of_points_is_named_with_the_right_one(item, wanted):
+    (error,) = check_geometry(item, key="a.jsonl:3", place="objects[0]")
+    assert error.problem == f"objects[0]: {wanted}"
+
+
 @pytest.mark.scenario("samples/a-box-with-area-is-accepted")
 @pytest.mark.parametrize(
     "item",

@@ -190,7 +190,7 @@ def test_a_reply_that_stopped_is_noticed_by_the_tokens_that_the_server_counts(do
     if code is None:
         assert len(server.infer(prompts(2), RULES)) == 2
         return
-    with refused(code, double.url, remedy="stall_timeout_s") as caught:
+    with refused(code, double.url, problem="(requests 0 and 1)", remedy="stall_timeout_s") as caught:
         server.infer(prompts(2), RULES)
     is_over.set()
     assert is_transient(caught.value)
