@@ -186,7 +186,10 @@ def test_a_turned_photo_is_stored_upright_and_another_size_is_dropped(tmp_path):
 
 @pytest.mark.parametrize(
     ("box", "reason"),
-    [([700, 500, 20, 20], "outside"), ([-60, 10, 50, 50], "outside"), ([50, 50, 0, 10], "without area inside")],
+    [
+        *((box, "outside") for box in ([700, 10, 20, 20], [10, 500, 20, 20], [-60, 10, 50, 50], [10, -60, 50, 50])),
+        *((box, "without area inside") for box in ([50, 50, 0, 10], [500, 50, 0, 10], [50, 470, 10, 0])),
+    ],
 )
 def test_a_category_without_a_valid_box_is_named(coco, tmp_path, capsys, box, reason):
     edit(coco, lambda d: d["annotations"][1].update(bbox=box))

@@ -20,6 +20,12 @@ def test_a_line_is_one_json_value(problems_in, record, line):
     assert problems_in(record, line, record) == [("line-not-json", 2)]
 
 
+@pytest.mark.parametrize(("line", "problem"), [(" ", "the line is empty"), ("{", "the line is not JSON: ")])
+def test_an_empty_line_is_said_to_be_empty(write, record, line, problem):
+    with refused("line-not-json", problem=problem):
+        load_samples(write(record, line))
+
+
 def test_bytes_that_are_not_utf_8_are_refused(write, record):
     path = write(record, record)
     path.write_bytes(path.read_bytes().replace(b"seven", b"sev\xe9n", 1))

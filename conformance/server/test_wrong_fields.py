@@ -155,3 +155,17 @@ def test_a_video_placeholder_reaches_no_engine(served):
     parts, client = served()
     (video,) = parts.prompts._unservable
     assert call(client, "/generate/", {"prompts": [[5, video]]})[:2] == (400, "token-id-invalid")
+
+
+@pytest.mark.parametrize(
+    ("route", "body_of"),
+    [
+        ("/generate/", lambda ids: {"prompts": [ids]}),
+        ("/inference/v1/generate/", lambda ids: {"token_ids": ids, "sampling_params": {"max_tokens": 1}}),
+    ],
+)
+@pytest.mark.parametrize(("wrong", "status", "code"), [(-1, 422, "body-invalid"), (10**6, 400, "token-id-invalid")])
+def test_no_token_reaches_an_engine_that_the_vocabulary_lacks(served, route, body_of, wrong, status, code):
+    parts, client = served()
+    assert call(client, route, body_of([5, wrong, 6]))[:2] == (status, code)
+    assert not any(replica.generated for replica in parts.pool.replicas)

@@ -175,7 +175,7 @@ class PromptMaker:
     def _check_ids(self, token_ids: list[int], *, item: int, key: str) -> None:
         if not token_ids:
             raise Refusal("is empty", code="prompt-missing", key=key, remedy="Send at least one token.", item=item)
-        if max(token_ids) >= self.vocabulary_size or min(token_ids) < 0:
+        if max(token_ids) >= self.vocabulary_size:  # bodies hold none below 0
             problem = f"holds {max(token_ids)}, the vocabulary has {self.vocabulary_size} tokens"
             remedy = "Use the tokenizer of the served model."
             raise Refusal(problem, code="token-id-invalid", key=key, remedy=remedy, item=item)
