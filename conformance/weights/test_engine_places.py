@@ -128,7 +128,7 @@ def name_of(meeting):
 
 
 def build(config, rank, size, meeting):
-    """Not post-processed; ranks meet with the first one."""
+    """Not post-processed; ranks wait for the first one."""
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel, model_parallel_is_initialized
     from vllm.model_executor.model_loader.utils import initialize_model

@@ -1,4 +1,4 @@
-"""What a server tells its workers to receive and to merge, as bytes through vLLM's rpc: the contract of these two."""
+"""What a server orders its workers to receive and merge, as bytes through vLLM's rpc: the contract of these two."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
