@@ -103,7 +103,7 @@ def write_manifest(checkpoint: Path) -> None:
         digests = list(pool.map(_digest, paths))
     files = {
         path.relative_to(checkpoint).as_posix(): {"bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(paths, digests)
+        for path, digest in zip(paths, digests, strict=True)
     }
     unfinished = checkpoint / f"{MANIFEST}.tmp"
     with unfinished.open("w", encoding="utf-8") as file:
@@ -133,7 +133,7 @@ def find_damage(checkpoint: Path) -> str:
             return f"{name} has {path.stat().st_size} bytes instead of {num_bytes}"
     with ThreadPoolExecutor() as pool:
         digests = pool.map(_digest, [checkpoint / name for name in expected])
-    changed = [name for name, digest in zip(expected, digests) if digest != expected[name][1]]
+    changed = [name for name, digest in zip(expected, digests, strict=True) if digest != expected[name][1]]
     return f"the content of {changed[0]} has changed since it was saved" if changed else ""
 
 

@@ -134,7 +134,7 @@ def pieces_of(transfer: WeightTransfer, buffers: Sequence[Buffer], digests: list
 
 def _bytes_in(transfer: WeightTransfer, start: int, stop: int) -> list[Tensor]:
     """Of each tensor, in the type in which it travels."""
-    pairs = zip(transfer.tensors[start:stop], transfer.plan.specs[start:stop])
+    pairs = zip(transfer.tensors[start:stop], transfer.plan.specs[start:stop], strict=True)
     return [bytes_of(tensor.to("cpu", DTYPES[spec.dtype])) for tensor, spec in pairs]
 
 
@@ -143,7 +143,7 @@ def check_digests(names: Sequence[str], sent: Sequence[str], held: Sequence[str]
     if len(held) != len(sent):
         problem = f"{server} returned digests of {len(held)} of {len(sent)} tensors"
         raise DigestMismatch(problem, key=names[min(len(held), len(names) - 1)], remedy=_REMEDY)
-    for name, ours, theirs in zip(names, sent, held):
+    for name, ours, theirs in zip(names, sent, held, strict=True):
         if ours != theirs:
             problem = f"{name} has digest {ours} here and {theirs} on {server}"
             raise DigestMismatch(problem, key=name, remedy=_REMEDY)

@@ -189,7 +189,7 @@ def _send_bucket(receiver: _Receiver, specs: Sequence[Spec], tensors: Sequence[T
         server.control("/update_flattened_params", {"metadatas": flat_metadata(specs)})
         group.broadcast(buffer.fill([bytes_of(tensor.to(group.device)) for tensor in tensors]))
     else:
-        for spec, tensor in zip(specs, tensors):
+        for spec, tensor in zip(specs, tensors, strict=True):
             send_named(server, group, spec, tensor)
 
 

@@ -104,7 +104,7 @@ class NcclTransport:
         """Buffers of 1 GiB, two in flight. Errors: ``TransferFailed``."""
         if self._group is None:
             raise _closed()
-        named = zip((spec.name for spec in transfer.plan.specs), transfer.tensors)
+        named = zip((spec.name for spec in transfer.plan.specs), transfer.tensors, strict=True)
         self._group.send_packed(
             named, buffer_bytes=PACKED["packed_buffer_size_bytes"], num_buffers=PACKED["packed_num_buffers"]
         )
