@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -82,8 +83,9 @@ def _unfold(error: RollmatchError) -> tuple[list[RollmatchError], int]:
     return [single for singles, _ in parts for single in singles], sum(num_hidden for _, num_hidden in parts)
 
 
+@cache
 def make_parser() -> argparse.ArgumentParser:
-    """Every command with its options, made once: it takes 10 ms."""
+    """Every command with its options, made once in a process: it takes 10 ms, and tests call thousands of commands."""
     parser = argparse.ArgumentParser(prog="rollmatch", description="Train a model on its own rollouts.")
     parser.add_argument("--version", action="version", version=f"rollmatch {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
