@@ -13,7 +13,6 @@ import argparse
 import ast
 import random
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -22,14 +21,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice, takewhile
 from pathlib import Path
+from typing import Any
 
 from cosmic_ray.ast import ast_nodes, get_ast_from_path
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
-from parso.tree import NodeOrLeaf
+from cosmic_ray.tools.filters.git import GitFilter
 from scipy.stats import binomtest
 
-from conformance.harness.reach import slow_tests_of, tests_of, tree_of
+from conformance.harness.reach import tests_beside, tests_of
 from conformance.harness.trial import IMPL, ROOT, Trial, TrialResult, run_trials
 
 BUDGET_S = 30
@@ -40,11 +40,7 @@ CONFIDENCE = 0.998
 """Of the interval around a sample's share: one run in a thousand fails by chance alone."""
 SURVIVED, KILLED = ("passed", "not reached"), ("failed", "set-up failed", "timeout")
 """A mutant with which the tests could not run (``broken``) says nothing and does not count."""
-MUTABLE = re.compile(
-    r"[-+*/%<>@]|[=!]=|\b(\d|(and|or|not|if|elif|while|for|is|in|True|False|break|continue|except|assert)\b)"
-)
 Lines = dict[Path, set[int]]
-Span = tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,59 +53,62 @@ class Mutation:
 
 
 @cache
-def places_of(path: Path) -> dict[int, list[list[Mutation]]]:
-    """Line -> mutations of one place and kind together: ``+`` has eleven replacements, but is one place."""
-    places: dict[tuple[int, ...], dict[str, list[Mutation]]] = {}
-    spans, nodes = list(_spans_without_behavior(tree_of(path))), list(ast_nodes(get_ast_from_path(path)))
-    spans += [(node.start_pos, node.end_pos) for node in nodes if _is_star_of_signature(node)]
+def places_of(path: Path) -> list[list[Mutation]]:
+    """Mutations by place and kind: ``+`` has eleven replacements, but is one place."""
+    places: dict[tuple[int, int, str], list[Mutation]] = {}
+    nodes = list(ast_nodes(get_ast_from_path(path)))
     for name in operator_names():
-        kind = re.sub(r"_[A-Za-z]+$", "", name)
         if get_operator(name).arguments():
             continue  # names of variables, which nobody has given
         starts = (start for node in nodes for start, _ in get_operator(name)().mutation_positions(node))
-        for occurrence, start in enumerate(starts):
-            if not any(begin <= start < end for begin, end in spans):
-                mutation = Mutation(path=path, line=start[0], operator=name, occurrence=occurrence)
-                places.setdefault(start, {}).setdefault(kind, []).append(mutation)
-    lines: dict[int, list[list[Mutation]]] = {}
-    for (line, _), kinds in places.items():
-        lines.setdefault(line, []).extend(kinds.values())
-    return lines
+        for occurrence, (line, column) in enumerate(starts):
+            mutation = Mutation(path=path, line=line, operator=name, occurrence=occurrence)
+            places.setdefault((line, column, re.sub(r"_[A-Za-z]+$", "", name)), []).append(mutation)
+    return list(places.values())
 
 
-def _is_star_of_signature(node: NodeOrLeaf) -> bool:
-    return node.type == "operator" and node.parent is not None and node.parent.type == "parameters"
+class Behavior(ast.NodeTransformer):
+    """Leaves of a module what a mutant has to change so as to count."""
 
-
-def _spans_without_behavior(tree: ast.AST) -> Iterator[Span]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.arg(annotation=ast.expr() as part) | ast.AnnAssign(annotation=part):
-                yield _span_of(part)
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield from _spans_of_function(node)
-            case ast.If(test=ast.Name(id="TYPE_CHECKING") as part):
-                yield (part.lineno, part.col_offset), _span_of(part)[1]
-            case ast.ClassDef(bases=[*_, ast.Name(id="Protocol")]):
-                yield (node.lineno, 0), (node.end_lineno or 0, sys.maxsize)
-            case ast.ClassDef(decorator_list=decorators):
-                keywords = [each for call in decorators if isinstance(call, ast.Call) for each in call.keywords]
-                yield from (_span_of(each) for each in keywords if each.arg in ("frozen", "slots", "kw_only"))
+    def visit(self, node: ast.AST) -> Any:
         if _is_message(node):
-            yield from (_span_of(each) for each in ast.walk(node) if isinstance(each, ast.JoinedStr))
+            for each in ast.walk(node):
+                if isinstance(each, ast.JoinedStr):
+                    each.values = []
+        return super().visit(node)
 
+    def visit_arguments(self, node: ast.arguments) -> Any:
+        """Only type checkers read annotations; the star of a signature stands between."""
+        node.args = node.posonlyargs + node.args + node.kwonlyargs
+        node.defaults += [each for each in node.kw_defaults if each]
+        node.posonlyargs, node.kwonlyargs, node.kw_defaults = [], [], []
+        for each in ast.walk(node):
+            if isinstance(each, ast.arg):
+                each.annotation = None
+        return self.generic_visit(node)
 
-def _spans_of_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Span]:
-    """What only type checkers read: the type it returns, ``@override``, and the whole of an overload."""
-    if node.returns:
-        yield _span_of(node.returns)
-    for decorator in node.decorator_list:
-        (line, column), end = _span_of(decorator)
-        match ast.unparse(decorator).rpartition(".")[2]:
-            case "override":
-                yield (line, column - 1), end
-            case "overload":
-                yield (line, 0), (node.end_lineno or 0, sys.maxsize)
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Any:
+        """Overloads have no body."""
+        node.returns = None
+        node.decorator_list = [each for each in node.decorator_list if not ast.unparse(each).endswith("override")]
+        return None if ast.unparse(node.body[-1]) == "..." else self.generic_visit(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_If(self, node: ast.If) -> Any:
+        return None if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        if any(ast.unparse(base).startswith("Protocol") for base in node.bases):
+            return None
+        for call in node.decorator_list:
+            if isinstance(call, ast.Call):
+                call.keywords = [each for each in call.keywords if each.arg not in ("frozen", "slots", "kw_only")]
+        return self.generic_visit(node)
 
 
 def _is_message(node: ast.AST) -> bool:
@@ -125,29 +124,32 @@ def _is_message(node: ast.AST) -> bool:
     return False
 
 
-def _span_of(node: ast.expr | ast.keyword) -> Span:
-    return (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+def behavior_of(source: str) -> str:
+    return ast.dump(Behavior().visit(ast.parse(source)))
 
 
 def draw(lines: Lines, chance: random.Random) -> Iterator[Trial]:
-    """Lines in random order, of each one mutation that is Python: ``def f(/, x)`` is not."""
-    order = [(path, line) for path in sorted(lines) for line in sorted(lines[path])]
+    """Places in random order, of each one mutation that counts; a file is read when it is drawn, by its length."""
+    order = [path for path in sorted(lines) for _ in lines[path]]
     chance.shuffle(order)
-    for path, line in order:
-        places = [chance.sample(place, len(place)) for place in places_of(path).get(line, ())]
-        mutations = (mutation for place in chance.sample(places, len(places)) for mutation in place)
-        yield from islice((trial_of(each, source) for each in mutations if (source := mutated(each))), 1)
+    left: dict[Path, list[list[Mutation]]] = {}
+    for path in order:
+        if path not in left:
+            left[path] = [place for place in places_of(path) if place[0].line in lines[path]]
+            chance.shuffle(left[path])
+        mutations = left[path].pop() if left[path] else []
+        sources = ((each, mutated(each)) for each in chance.sample(mutations, len(mutations)))
+        yield from islice((trial_of(each, source) for each, source in sources if source), 1)
 
 
 def mutated(mutation: Mutation) -> str | None:
-    """The changed source, if cosmic-ray can make it and Python can read it."""
+    """The changed source, if cosmic-ray can make it, Python can read it, and it behaves in another way."""
     text = mutation.path.read_text(encoding="utf-8")
     try:
         source = mutate_code(text, get_operator(mutation.operator)(), mutation.occurrence)
-        ast.parse(source or "")
+        return source if source and behavior_of(source) != behavior_of(text) else None
     except (SyntaxError, AttributeError):  # cosmic-ray does not replace ``except (a.B, C)``
         return None
-    return source
 
 
 def trial_of(mutation: Mutation, source: str) -> Trial:
@@ -155,35 +157,17 @@ def trial_of(mutation: Mutation, source: str) -> Trial:
     tests = tests_of(path, line)
     changed = "".join(source.splitlines()[line - 1 : line]).strip()  # nothing where a last line was removed
     name = f"{path.relative_to(ROOT)}:{line} {mutation.operator.partition('/')[2]}: {changed}"
-    timeout_s = SLOW_TIMEOUT_S if slow_tests_of(path) else TIMEOUT_S
+    timeout_s = SLOW_TIMEOUT_S if tests_beside(path) else TIMEOUT_S
     settings = {"timeout_s": timeout_s, "budget_s": BUDGET_S, "with_doctests": ">>>" in source}
     return Trial(name=name, path=path.relative_to(IMPL), source=source, tests=tests, **settings)
 
 
-def lines_to_mutate(path: Path) -> set[int]:
-    """Lines with something like an operator, a number or a condition: cosmic-ray need not read the other files."""
-    texts = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Expr | ast.Constant)]
-    texts = [getattr(node, "value", node) for node in texts]
-    documentation = {
-        line
-        for node in texts
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        for line in range(node.lineno, (node.end_lineno or 0))
-    }
-    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-    return {line for line, text in lines if line not in documentation and MUTABLE.search(text)}
-
-
 def changed_lines(branch: str) -> Lines:
     """Lines of ``impl/`` that differ from a branch."""
-    command = ["git", "diff", "--unified=0", branch, "--", "impl/*.py"]
-    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    lines: Lines = {}
-    for part in re.split(r"^\+\+\+ b/", text, flags=re.MULTILINE)[1:]:
-        hunks = re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", part, flags=re.MULTILINE)
-        changed = {int(first) + more for first, count in hunks for more in range(int(count or 1))}
-        lines[ROOT / part.partition("\n")[0]] = changed
-    return lines
+    news = GitFilter()._git_news(branch)  # cosmic-ray's own filter takes a session of its runner
+    return {
+        path.resolve(): lines for path, lines in news.items() if path.is_relative_to("impl") and path.suffix == ".py"
+    }
 
 
 def judge(trials: Iterable[Trial], *, minutes: float, workers: int) -> dict[str, Counter[str]]:
@@ -244,7 +228,7 @@ def main() -> int:
     options = parser.parse_args()
     changed = changed_lines(options.diff) if options.diff else {}
     paths = [path.resolve() for path in options.module or ()] or list(changed) or list(IMPL.rglob("*.py"))
-    lines = {path: changed.get(path) or lines_to_mutate(path) for path in paths}
+    lines = {path: changed.get(path) or set(range(1, 1 + len(path.read_bytes().splitlines()))) for path in paths}
     trials = islice(draw(lines, random.Random(options.seed)), options.sample)
     packages = judge(trials, minutes=options.minutes, workers=options.workers)
     for package in sorted(packages):
