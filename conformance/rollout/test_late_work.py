@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.rollout.test_prefetch import until
+from conformance.rollout.test_prefetch import GREEDY, requests_of, until
 from conformance.rollout.test_vllm_server import TEMPLATE
-from conformance.scenarios.prefetching import GREEDY, requests_of
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.journal import read_journal

@@ -8,12 +8,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.doubles.records import make_reply, make_request
 from conformance.refusals import refused
-from conformance.scenarios.prefetching import GREEDY, requests_of, rollouts_of
 from conformance.servers.talk import in_thread
 from rollmatch.errors import RolloutError
 from rollmatch.rollout import prefetch as module
+from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, PrefetchStuck
+
+GREEDY = Decoding(max_new_tokens=4)
+
+
+def requests_of(step, num_requests):
+    """Requests of one window; sample ids count on over the windows."""
+    first = step * num_requests
+    return [make_request(first + place, request_id=f"{step}.0.{place}") for place in range(num_requests)]
+
+
+def rollouts_of(requests, version):
+    """Answers, whose only token is the sample's id."""
+    return [make_reply(request, (request.sample.sample_id,), version=version) for request in requests]
 
 
 class Servers:

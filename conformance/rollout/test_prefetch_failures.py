@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from conformance.rollout.test_prefetch import Servers, ids_of, opened, until
-from conformance.scenarios.prefetching import GREEDY, requests_of
+from conformance.rollout.test_prefetch import GREEDY, Servers, ids_of, opened, requests_of, until
 from conformance.servers.talk import in_thread
 from rollmatch.errors import RolloutError
 from rollmatch.rollout import prefetch as module

@@ -1,21 +1,17 @@
 """prefetch: overlap, staleness, order, and that nobody waits for ever."""
 
 import time
-from collections import deque
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from conformance.harness.schedule import explore
 from conformance.refusals import refused
-from conformance.rollout.test_prefetch import Servers, opened
+from conformance.rollout.test_prefetch import GREEDY, Servers, opened, requests_of
 from conformance.scenarios.configs import GRPO, config_with, refusal_of
-from conformance.scenarios.prefetching import GREEDY, AheadWorld, requests_of
 from rollmatch.cli.assemble import make_overlap
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.overlap import Ahead
-from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.source import RequestedWindow
 
 OVERLAP, STALENESS = "~.overlap", "~.max_staleness"
@@ -142,77 +138,3 @@ def test_what_waits_to_be_learnt_is_bounded_in_number_and_in_bytes():
             prefetch.forget(step)
         prefetch.submit(2, requests_of(2, 4), (4,))
         assert len(prefetch.collect(2, min_version=1)[0]) == 4
-
-
-class Hasty(Prefetch):
-    """Weights move while calls are under way."""
-
-    def _wait(self, condition):
-        if not self._held:
-            super()._wait(condition)
-
-
-class Early(Prefetch):
-    """Calls begin before the first sync."""
-
-    def submit(self, step, requests, parts):
-        self._held = False
-        super().submit(step, requests, parts)
-
-
-class Guarded(Prefetch):
-    """The guard covers all of a caller's work, and the call inside waits for it once more."""
-
-    def _answer(self, item):
-        with self.monitor:
-            self.monitor.wait(lambda: not self._held)
-        super()._answer(item)
-
-
-@pytest.mark.scenario(
-    "prefetch/every-interleaving-of-prefetch-and-sync-ends",
-    clauses=["prefetch/nothing-is-requested-before-the-weights-are-right#2,3"],
-)
-@pytest.mark.parametrize(
-    "shape", [{}, {"num_steps": 3}, {"num_steps": 3, "max_staleness": 2}, {"num_steps": 1, "callers": 2, "size": 2}]
-)
-def test_every_order_ends_and_no_response_has_two_versions(shape):
-    found = explore(lambda: AheadWorld(**shape))
-    assert [(trouble.problem, trouble.order) for trouble in found.troubles] == []
-    assert found.num_orders > 100
-
-
-class ForgetfulPrefetch(Prefetch):
-    """What moves to another server also stays where it was."""
-
-    def _begin(self, server):
-        before = [deque(queue) for queue in self._queues]
-        item = super()._begin(server)
-        if item is not None and all(item not in queue for queue in before):
-            self._queues[1 - server].append(item._replace(server_index=1 - server))
-        return item
-
-
-LATE = {"num_steps": 1, "num_servers": 2, "size": 2, "pieces": 2}
-
-
-def test_late_work_moves_in_every_order_and_is_requested_once():
-    found = explore(lambda: AheadWorld(**LATE))
-    assert [(trouble.problem, trouble.order) for trouble in found.troubles] == []
-    assert found.num_orders > 100
-    doubled = explore(
-        lambda: AheadWorld(**LATE, kind=ForgetfulPrefetch), until=lambda problem: problem.startswith("asked for")
-    )
-    assert doubled.troubles[-1].problem.startswith("asked for"), "the scheduler sees what is asked for twice"
-
-
-@pytest.mark.parametrize(
-    ("kind", "problem"),
-    [
-        (Hasty, "a response has tokens of versions 1 and 2"),
-        (Hasty, "a token is written while weights are pushed"),
-        (Guarded, "deadlock: rank 0 at wait, rank 1 at wait"),
-    ],
-)
-def test_the_scheduler_sees_a_prefetch_that_is_wrong(kind, problem):
-    assert explore(lambda: AheadWorld(kind=kind), until=problem.__eq__).troubles[-1].problem == problem

@@ -1,36 +1,21 @@
-"""A learner, the threads that call its servers, and the servers, as a world for the scheduler: the real prefetch and
-the real fence, whose every lock, wait, call and push is an action."""
+"""Every order of a learner, the threads that call its servers, and the servers: the real prefetch and the real fence.
+
+Their every lock, wait, call and push is an action for the scheduler.
+"""
 
 import threading
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
-from conformance.doubles.records import make_reply, make_request
-from conformance.harness.schedule import as_rank, do, when
+import pytest
+
+from conformance.harness.schedule import as_rank, do, explore, when
+from conformance.rollout.test_prefetch import GREEDY, requests_of, rollouts_of
+from conformance.scenarios.test_learner_ranks import NoJournal
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
-
-GREEDY = Decoding(max_new_tokens=4)
-
-
-def requests_of(step, num_requests):
-    """Requests of one window; sample ids count on over the windows."""
-    first = step * num_requests
-    return [make_request(first + place, request_id=f"{step}.0.{place}") for place in range(num_requests)]
-
-
-def rollouts_of(requests, version):
-    """Answers, whose only token is the sample's id."""
-    return [make_reply(request, (request.sample.sample_id,), version=version) for request in requests]
-
-
-class NoJournal:
-    """A journal that nobody reads."""
-
-    def write(self, event, **fields):
-        return fields
 
 
 class ScheduledMonitor:
@@ -162,3 +147,77 @@ class AheadWorld:
             return f"asked for {asked}"
         in_order = self.consumed == list(range(len(self.consumed)))
         return self.servers.wrong or ("" if in_order else f"consumed {self.consumed}")
+
+
+class Hasty(Prefetch):
+    """Weights move while calls are under way."""
+
+    def _wait(self, condition):
+        if not self._held:
+            super()._wait(condition)
+
+
+class Early(Prefetch):
+    """Calls begin before the first sync."""
+
+    def submit(self, step, requests, parts):
+        self._held = False
+        super().submit(step, requests, parts)
+
+
+class Guarded(Prefetch):
+    """The guard covers all of a caller's work, and the call inside waits for it once more."""
+
+    def _answer(self, item):
+        with self.monitor:
+            self.monitor.wait(lambda: not self._held)
+        super()._answer(item)
+
+
+@pytest.mark.scenario(
+    "prefetch/every-interleaving-of-prefetch-and-sync-ends",
+    clauses=["prefetch/nothing-is-requested-before-the-weights-are-right#2,3"],
+)
+@pytest.mark.parametrize(
+    "shape", [{}, {"num_steps": 3}, {"num_steps": 3, "max_staleness": 2}, {"num_steps": 1, "callers": 2, "size": 2}]
+)
+def test_every_order_ends_and_no_response_has_two_versions(shape):
+    found = explore(lambda: AheadWorld(**shape))
+    assert [(trouble.problem, trouble.order) for trouble in found.troubles] == []
+    assert found.num_orders > 100
+
+
+class ForgetfulPrefetch(Prefetch):
+    """What moves to another server also stays where it was."""
+
+    def _begin(self, server):
+        before = [deque(queue) for queue in self._queues]
+        item = super()._begin(server)
+        if item is not None and all(item not in queue for queue in before):
+            self._queues[1 - server].append(item._replace(server_index=1 - server))
+        return item
+
+
+LATE = {"num_steps": 1, "num_servers": 2, "size": 2, "pieces": 2}
+
+
+def test_late_work_moves_in_every_order_and_is_requested_once():
+    found = explore(lambda: AheadWorld(**LATE))
+    assert [(trouble.problem, trouble.order) for trouble in found.troubles] == []
+    assert found.num_orders > 100
+    doubled = explore(
+        lambda: AheadWorld(**LATE, kind=ForgetfulPrefetch), until=lambda problem: problem.startswith("asked for")
+    )
+    assert doubled.troubles[-1].problem.startswith("asked for"), "the scheduler sees what is asked for twice"
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (Hasty, "a response has tokens of versions 1 and 2"),
+        (Hasty, "a token is written while weights are pushed"),
+        (Guarded, "deadlock: rank 0 at wait, rank 1 at wait"),
+    ],
+)
+def test_the_scheduler_sees_a_prefetch_that_is_wrong(kind, problem):
+    assert explore(lambda: AheadWorld(kind=kind), until=problem.__eq__).troubles[-1].problem == problem
