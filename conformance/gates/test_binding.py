@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from conformance.harness.binding import ROOT, check_binding, read_claims
+from conformance.harness.binding import ROOT, map_tests, read_claims, unknown
 from conformance.harness.evidence import Evidence
 from conformance.harness.plugin import explain
 from conformance.harness.specification import read_specification
@@ -32,6 +32,24 @@ A lid SHOULD NOT squeak.
 """
 SCENARIO, CLAUSE = "box/it-opens", "box/a-lid#1"
 BOTH = f'scenario("{SCENARIO}", clauses=["box/a-lid#1,2"])'
+
+
+def check_binding(claims, specification, unprovable):
+    """What is wrong, one line each; ``unprovable``: clause -> why no test can show it."""
+    tests, rules = map_tests(claims), {**specification.scenarios, **specification.clauses}
+    problems = [
+        f"{claim.test.partition('::')[0]}:{claim.line}: {unknown(claim.rule_id, specification)}"
+        for claim in claims
+        if claim.rule_id not in rules
+    ]
+    problems += [
+        f"{rule.place}: no test shows {rule_id}; name it in a @pytest.mark.scenario"
+        for rule_id, rule in rules.items()
+        if rule_id not in tests and rule_id not in unprovable
+    ]
+    problems += [f"{each}: exempt from a test, but there is no such clause" for each in unprovable if each not in rules]
+    problems += [f"{each}: exempt from a test, but {tests[each][0]} shows it" for each in unprovable if each in tests]
+    return problems
 
 
 def test_every_rule_has_a_test_and_every_marker_a_rule():

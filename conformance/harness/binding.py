@@ -1,7 +1,7 @@
 """Which test shows which rule: ``scenario`` markers, read from the sources of tests without running them."""
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -69,24 +69,6 @@ def map_tests(claims: Iterable[Claim]) -> dict[str, list[str]]:
     for claim in claims:
         tests.setdefault(claim.rule_id, []).append(claim.test)
     return tests
-
-
-def check_binding(claims: Iterable[Claim], specification: Specification, unprovable: Mapping[str, str]) -> list[str]:
-    """What is wrong, one line each; ``unprovable``: clause -> why no test can show it."""
-    tests, rules = map_tests(claims), {**specification.scenarios, **specification.clauses}
-    problems = [
-        f"{claim.test.partition('::')[0]}:{claim.line}: {unknown(claim.rule_id, specification)}"
-        for claim in claims
-        if claim.rule_id not in rules
-    ]
-    problems += [
-        f"{rule.place}: no test shows {rule_id}; name it in a @pytest.mark.scenario"
-        for rule_id, rule in rules.items()
-        if rule_id not in tests and rule_id not in unprovable
-    ]
-    problems += [f"{each}: exempt from a test, but there is no such clause" for each in unprovable if each not in rules]
-    problems += [f"{each}: exempt from a test, but {tests[each][0]} shows it" for each in unprovable if each in tests]
-    return problems
 
 
 def unknown(rule_id: str, specification: Specification) -> str:

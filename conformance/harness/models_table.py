@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -69,19 +69,6 @@ def render(results: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
     lines += ["", "| column | what is tried |", "|---|---|"]
     lines += [f"| {column} | {what} |" for column, what in COLUMNS.items()]
     return "\n".join([*lines, ""])
-
-
-def outcome_of(trial: Callable[[], None]) -> str:
-    """yes, the code of a refusal before start, or failed with the reason."""
-    from rollmatch.errors import ConfigError, LearnError
-
-    try:
-        trial()
-    except (ConfigError, LearnError) as error:
-        return f"refused: {error.code}"
-    except Exception as error:  # noqa: BLE001 - a failed cell says so, and the others are still tried
-        return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
-    return "yes"
 
 
 def in_process(name: str, columns: list[str]) -> dict[str, str]:

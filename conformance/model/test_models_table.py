@@ -18,9 +18,9 @@ from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.architectures import ARCHITECTURES
 from conformance.doubles.checkpoints import make_checkpoint
 from conformance.doubles.records import make_request
-from conformance.harness.models_table import COLUMNS, PACKAGES, PAGE, RESULTS, in_process, outcome_of, render
+from conformance.harness.models_table import COLUMNS, PACKAGES, PAGE, RESULTS, in_process, render
 from conformance.model import test_parts
-from rollmatch.errors import ConfigError
+from rollmatch.errors import ConfigError, LearnError
 from rollmatch.learn.attention import check_packable, use_packed_attention
 from rollmatch.learn.batch import make_model_inputs, make_padded_inputs
 from rollmatch.model.checkpoint import merged_weights
@@ -59,6 +59,17 @@ def test_the_page_is_made_from_the_results(results):
 @pytest.mark.engine
 def test_experts_of_an_engine_take_the_weights_of_a_sync():
     assert in_process("qwen3_moe", ["full"]) == {"full": "yes"}
+
+
+def outcome_of(trial):
+    """yes, the code of a refusal before start, or failed with the reason."""
+    try:
+        trial()
+    except (ConfigError, LearnError) as error:
+        return f"refused: {error.code}"
+    except Exception as error:  # noqa: BLE001 - a failed cell says so, and the others are still tried
+        return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else ''}"
+    return "yes"
 
 
 def test_a_trial_that_raises_anything_else_is_no_refusal():
