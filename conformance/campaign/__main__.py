@@ -7,9 +7,9 @@ import random
 import sys
 import time
 from collections import Counter
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from itertools import count, islice
+from itertools import count, repeat
 
 from conformance import processes
 from conformance.campaign.doubles import trial
@@ -21,16 +21,16 @@ FAULTS_OF_STORY = 20
 
 def on_doubles(seed, *, num_faults, minutes, workers, show=print):
     """Trials in processes until enough faults have struck; returns their number and that of findings."""
-    began, struck, findings, ends, num_trials = time.monotonic(), [], 0, Counter(), 0
-    for number, (faults, outcomes, wrong) in in_processes(seed, workers, show=show):
+    began, struck, findings, ends = time.monotonic(), [], 0, Counter()
+    for number, (faults, outcomes, wrong) in in_processes(seed, workers):
         struck += faults
         ends.update(outcomes)
-        num_trials, findings = num_trials + 1, findings + len(wrong)
+        findings += len(wrong)
         for problem in wrong:
             show(f"seed {seed}, trial {number}: {problem}\n    {faults}\n    {outcomes}")
         if len(struck) >= num_faults or time.monotonic() > began + 60 * minutes:
             break
-    show(f"doubles, seed {seed}: {len(struck)} faults in {num_trials} runs, {findings} findings")
+    show(f"doubles, seed {seed}: {len(struck)} faults in {number + 1} runs, {findings} findings")
     show(f"  {(time.monotonic() - began) / 60:.1f} minutes")
     show(f"  faults: {dict(Counter(f'{fault.phase} {fault.kind}' for fault in struck).most_common())}")
     show(f"  ends of processes: {dict(ends.most_common())}")
@@ -42,37 +42,30 @@ def be_quiet():
     logging.getLogger("rollmatch").setLevel(logging.CRITICAL)
 
 
-def in_processes(seed, workers, *, show):
-    """(number, result) of trials as they end; a process that crashes is a finding and ends them."""
-    numbers = count()
+def in_processes(seed, workers):
+    """(number, result) of trials; a process that crashes is a finding and ends them."""
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork"), initializer=be_quiet) as pool:
-        running = {pool.submit(trial, number, seed): number for number in islice(numbers, 2 * workers)}
-        try:
-            while True:
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
-                    following = next(numbers)
-                    running[pool.submit(trial, following, seed)] = following
-        except BrokenProcessPool:
-            show(f"seed {seed}: one of the trials {sorted(running.values())} crashed its process")
-            yield -1, ([], ["crashed"], ["UNNAMED: a process crashed"])
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for first in count(step=2 * workers):
+            numbers = range(first, first + 2 * workers)
+            try:
+                yield from zip(numbers, pool.map(trial, numbers, repeat(seed)), strict=True)
+            except BrokenProcessPool:
+                yield -1, ([], ["crashed"], [f"UNNAMED: one of the trials {numbers} crashed its process"])
+                return
 
 
 def on_processes(seed, *, num_faults, minutes, show=print):
     """Stories until enough faults have struck; returns their number and that of findings."""
     began, struck, ends, wrong, looks = time.monotonic(), [], Counter(), [], HealthLooks()
     processes.PRELOAD += processes.ENGINE
-    number, goes_on = 0, True
     for number in count():
-        if len(struck) >= num_faults or time.monotonic() > began + 60 * minutes or not goes_on:
-            break
         here = story(number, seed, min(FAULTS_OF_STORY, num_faults - len(struck)), looks, show)
-        struck, ends, wrong, goes_on = struck + here[0], ends + here[1], wrong + here[2], bool(here[0])
+        struck, ends, wrong = struck + here[0], ends + here[1], wrong + here[2]
         for problem in here[2]:
             show(f"seed {seed}, story {number}: {problem}")
-    show(f"processes, seed {seed}: {len(struck)} faults in {number} runs, {len(wrong)} findings")
+        if not here[0] or len(struck) >= num_faults or time.monotonic() > began + 60 * minutes:
+            break
+    show(f"processes, seed {seed}: {len(struck)} faults in {number + 1} runs, {len(wrong)} findings")
     show(f"  {(time.monotonic() - began) / 60:.1f} minutes; health: {looks.shown()}")
     show(f"  faults: {dict(Counter(f'{kind}, {place}' for kind, place, _ in struck).most_common())}")
     for place in ("generation", "sync"):
@@ -92,9 +85,8 @@ def main():
     parser.add_argument("--real-minutes", type=float, default=30.0, help="at most, on real servers and learners")
     options, findings = parser.parse_args(), 0
     if options.faults:
-        findings += on_doubles(
-            options.seed, num_faults=options.faults, minutes=options.minutes, workers=options.workers
-        )[1]
+        bounds = {"num_faults": options.faults, "minutes": options.minutes, "workers": options.workers}
+        findings += on_doubles(options.seed, **bounds)[1]
     if options.real:
         findings += on_processes(options.seed, num_faults=options.real, minutes=options.real_minutes)[1]
     return int(findings > 0)

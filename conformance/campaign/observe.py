@@ -1,11 +1,14 @@
 """What is seen of real processes while faults strike: journals, ends, and how fast health answers."""
 
-import http.client
 import json
 import re
 import threading
 import time
+from contextlib import suppress
 from itertools import chain
+
+import numpy
+import requests
 
 from conformance.cli.started import in_time
 from conformance.harness.judge import judge
@@ -20,36 +23,29 @@ class HealthLooks:
     """Requests the health of a server all the time; looks that meet a fault of the server's own do not count."""
 
     def __init__(self):
-        self.seconds, self.num_failed, self._port, self._number = [], 0, None, 0
+        self.seconds, self.num_failed, self._watched = [], 0, (None, 0)
         threading.Thread(target=self._look, daemon=True).start()
 
     def watch(self, port):
-        self._port, self._number = port, self._number + 1
-
-    def ignore(self):
-        self.watch(None)
+        """From now on; a look that is under way does not count."""
+        self._watched = port, self._watched[1] + 1
 
     def _look(self):
         while True:
             time.sleep(LOOK_EVERY_S)
-            port, number, began = self._port, self._number, time.monotonic()
+            port, _ = watched = self._watched
             if port is None:
                 continue
-            try:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LOOK_TIMEOUT_S)
-                connection.request("GET", "/health/")
-                is_well = connection.getresponse().status == 200
-                connection.close()
-            except OSError:
-                is_well = False
-            if number == self._number:
+            began, is_well = time.monotonic(), False
+            with suppress(requests.RequestException):
+                is_well = requests.get(f"http://127.0.0.1:{port}/health/", timeout=LOOK_TIMEOUT_S).ok
+            if watched == self._watched:
                 self.seconds.append(time.monotonic() - began)
                 self.num_failed += not is_well
 
     def shown(self):
-        ranked = sorted(self.seconds) or [0.0]
-        p50, p99 = (ranked[int(share * (len(ranked) - 1))] for share in (0.5, 0.99))
-        figures = f"p50 {p50:.3f} s, p99 {p99:.3f} s, max {ranked[-1]:.3f} s"
+        p50, p99, most = numpy.quantile(self.seconds or [0.0], (0.5, 0.99, 1.0))
+        figures = f"p50 {p50:.3f} s, p99 {p99:.3f} s, max {most:.3f} s"
         return f"{len(self.seconds)} looks, {figures}, {self.num_failed} failed"
 
 
@@ -64,11 +60,9 @@ class JournalTail:
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
-            self._place = min(self._place, file.seek(0, 2))  # the journal was cut
-            file.seek(self._place)
-            raw = file.read()
-        whole = raw[: raw.rfind(b"\n") + 1]
-        self._place += len(whole)
+            self._place = file.seek(min(self._place, self.path.stat().st_size))  # less where the journal was cut
+            whole = file.read().rpartition(b"\n")[0]
+        self._place += len(whole) + bool(whole)
         events = [
             json.loads(line) for line in whole.splitlines() if line.startswith(b'{"event"') and line.endswith(b"}")
         ]

@@ -115,13 +115,13 @@ class StruckRun:
 
     def stop(self, members):
         """SIGSTOP for less time than anybody's patience."""
-        self.looks.ignore()
+        self.looks.watch(None)
         with stopped(*members):
             time.sleep(self.chance.uniform(0.3, 5.0))
         self.looks.watch(self.http)
 
     def replace_server(self):
-        self.looks.ignore()
+        self.looks.watch(None)
         self.server.process.kill()
         self.server.end(grace_s=0)
         self.start_server()
@@ -130,7 +130,7 @@ class StruckRun:
         """Workers stand still, so that the sync that has begun cannot end before the front is killed."""
         if not self.tail.wait_for(lambda event: event["event"] == "packed", self.is_running, BOUND_S):
             return False
-        self.looks.ignore()
+        self.looks.watch(None)
         with stopped(*self.server.workers()):
             self.tail.wait_for(lambda event: event["event"] == "step", self.is_running, BOUND_S)
             time.sleep(0.7)
@@ -141,7 +141,7 @@ class StruckRun:
 
     def kill_worker(self):
         """A server without its engine ends by itself, and not with success."""
-        self.looks.ignore()
+        self.looks.watch(None)
         for worker in self.server.workers()[:1]:
             worker.kill()
         if self.server.wait(BOUND_S) == 0:
@@ -165,9 +165,8 @@ class StruckRun:
         """One file of a checkpoint that comes lies on a full disk; later there is space again."""
         self.tail.read()
         step = self.tail.last_step + 2 * SAVE_STEPS - self.tail.last_step % SAVE_STEPS
-        file = (
-            self.out / f"checkpoint-{step}" / self.chance.choice(("optimizer.pt", "scheduler.pt", "trainer_state.json"))
-        )
+        name = self.chance.choice(("optimizer.pt", "scheduler.pt", "trainer_state.json"))
+        file = self.out / f"checkpoint-{step}" / name
         file.parent.mkdir(exist_ok=True)
         file.unlink(missing_ok=True)
         file.symlink_to("/dev/full")
@@ -210,9 +209,7 @@ class StruckRun:
                 self.wrong.append(f"the server ended with {self.server.process.poll()}: {self.server.output()[-300:]}")
                 self.replace_server()
             if time.monotonic() > deadline or num_resumed > 3:
-                raise AssertionError(
-                    f"hang: no optimizer step within {BOUND_S:g} s, {num_resumed} resumptions, {self.ends}"
-                )
+                raise AssertionError(f"hang: no step within {BOUND_S:g} s, {num_resumed} resumptions, {self.ends}")
             time.sleep(0.02)
             self.tail.read()
         return time.monotonic() - self.struck_at - self.restart_s
@@ -249,7 +246,7 @@ def story(number, seed, num_faults, looks, show):
             logs = "".join(rank.output()[-1500:] for rank in run.ranks) + run.server.output()[-1500:]
             run.wrong.append(f"{error}\n{logs}")
         finally:
-            looks.ignore()
+            looks.watch(None)
             for process in (*run.ranks, run.server):
                 process.end(grace_s=0)
         num_samples = len(load_samples(str(MATCHING.parent / "train.jsonl")))
