@@ -1,8 +1,8 @@
 """Two hosts on this machine: network namespaces with addresses and names of their own, joined by a link of our making.
 
 The link is a pair of TUN devices whose packets this process carries: with delay, with loss, or, while it is cut, not at
-all and without an answer, as a broken switch would. The kernel's own ``netem`` is missing in small kernels. As a script
-(``NAMESPACE HOSTNAME HOSTS -m MODULE ...``) it is a command on one of the hosts. Needs root and Linux.
+all and without an answer, as a broken switch would. The kernel's own ``netem`` is missing in small kernels. Needs root
+and Linux.
 """
 
 import ctypes
@@ -11,7 +11,6 @@ import heapq
 import json
 import os
 import random
-import runpy
 import select
 import shutil
 import struct
@@ -24,12 +23,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 MTU = 60000
 """Few packets: each passes through Python."""
 DEVICE = "link0"
+NAMES = Path("/etc/netns")
+"""``ip netns exec`` shows a command the files of its namespace's folder here in place of those of /etc."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -54,7 +54,7 @@ class Link:
         self._thread = threading.Thread(target=self._carry, daemon=True, name="link")
 
     def start(self) -> None:
-        """Begin to carry packets."""
+        """Begin to carry packets; the devices are up, without which they cannot be read."""
         self._thread.start()
 
     def cut(self) -> None:
@@ -105,11 +105,11 @@ class Host:
     namespace: str
     address: str
     address_v6: str
-    hosts_file: Path
 
     def command(self, *words: str) -> list[str]:
-        """``python WORD...`` on this host."""
-        return [sys.executable, __file__, self.namespace, self.name, str(self.hosts_file), *words]
+        """A command on this host, with its network, its name, and the names that it knows."""
+        named = ("unshare", "--uts", "sh", "-c", 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"', self.name)
+        return ["ip", "netns", "exec", self.namespace, *named, *words]
 
     def sent_bytes(self) -> int:
         """What has left this host on the link, headers included."""
@@ -130,28 +130,23 @@ class Host:
 
 
 @contextmanager
-def two_hosts(folder: Path, *, delay_s: float, loss: float) -> Iterator[tuple[Host, Host, Link]]:
+def two_hosts(*, delay_s: float, loss: float) -> Iterator[tuple[Host, Host, Link]]:
     """``host-a`` and ``host-b``, which know each other by name, and the link between them."""
-    hosts_file, hosts = folder / "hosts", list[Host]()
+    hosts = list[Host]()
     with ExitStack() as stack:
         for number, letter in enumerate("ab", start=1):
             namespace = f"rollmatch-{os.getpid()}-{letter}"
-            address, address_v6 = f"10.77.0.{number}", f"fd00:77::{number}"
+            addresses = {"address": f"10.77.0.{number}", "address_v6": f"fd00:77::{number}"}
+            hosts.append(Host(name=f"host-{letter}", namespace=namespace, **addresses))
             _ip("netns", "add", namespace)
             stack.callback(_ip, "netns", "delete", namespace)
-            hosts.append(
-                Host(
-                    name=f"host-{letter}",
-                    namespace=namespace,
-                    address=address,
-                    address_v6=address_v6,
-                    hosts_file=hosts_file,
-                )
-            )
-        hosts_file.write_text("".join(f"{host.address} {host.name}\n" for host in hosts) + "127.0.0.1 localhost\n")
+            (NAMES / namespace).mkdir(parents=True)
+            stack.callback(shutil.rmtree, NAMES / namespace)
+        names = "".join(f"{host.address} {host.name}\n" for host in hosts) + "127.0.0.1 localhost\n"
         devices = [f"rm{os.getpid()}{letter}" for letter in "ab"]
         link = Link(devices, delay_s=delay_s, loss=loss)
         for host, device in zip(hosts, devices, strict=True):
+            (NAMES / host.namespace / "hosts").write_text(names)
             _ip("link", "set", device, "netns", host.namespace, "name", DEVICE)
             inside = ("-n", host.namespace)
             _ip(*inside, "link", "set", "lo", "up")
@@ -169,15 +164,6 @@ def enter(namespace: str) -> None:
         _check(_LIBC.setns(file.fileno(), CLONE_NEWNET))
 
 
-def become_host(namespace: str, name: str, hosts_file: str) -> None:
-    """Move this process to a host: its network, its name, and the names that it knows."""
-    enter(namespace)
-    _check(_LIBC.unshare(CLONE_NEWNS | CLONE_NEWUTS))
-    _check(_LIBC.sethostname(name.encode(), len(name)))
-    _check(_LIBC.mount(None, b"/", None, MS_REC | MS_PRIVATE, None))
-    _check(_LIBC.mount(hosts_file.encode(), b"/etc/hosts", None, MS_BIND, None))
-
-
 def _open_tun(name: str) -> int:
     end = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
@@ -191,9 +177,3 @@ def _ip(*words: str) -> None:
 def _check(result: int) -> None:
     if result:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-if __name__ == "__main__":
-    become_host(*sys.argv[1:4])
-    sys.argv[:] = sys.argv[5:]
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -67,8 +67,8 @@ class Cuts:
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory):
-    with two_hosts(tmp_path_factory.mktemp("hosts"), delay_s=0.001, loss=0.01) as found:
+def hosts():
+    with two_hosts(delay_s=0.001, loss=0.01) as found:
         yield found
 
 
@@ -96,7 +96,7 @@ def learned(folder, places, servers):
             flags = f"--nnodes {len(places)} --node-rank {rank} --rdzv-endpoint {endpoint} --gpus 0".split()
             command = train_command(*words, f"model.model={model}", flags=flags)
             log = folder / f"node{rank}.txt"
-            running.append(stack.enter_context(started(host.command(*command[1:]), log, **interface)))
+            running.append(stack.enter_context(started(host.command(*command), log, **interface)))
         codes = [node.wait() for node in running]
         assert codes == [0] * len(places), "\n".join(node.output()[-3000:] for node in running)
     yield SimpleNamespace(

@@ -94,9 +94,9 @@ def test_a_step_s_journal_is_the_recorded_one_s():
 
 
 @pytest.mark.netns
-def test_a_learner_sends_one_copy_over_gloo_however_many_servers_there_are(tmp_path):
+def test_a_learner_sends_one_copy_over_gloo_however_many_servers_there_are():
     values = 500_000
-    with two_hosts(tmp_path, delay_s=0.0, loss=0.0) as (learner, servers, _):
+    with two_hosts(delay_s=0.0, loss=0.0) as (learner, servers, _):
         for num_servers in (1, 3, 4, 8):
             sent = copies_sent(learner, servers, num_servers, values)
             assert [edge for edge in WAYS["chain"](num_servers) if edge[0] == LEARNER] == [(LEARNER, 1)]
