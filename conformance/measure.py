@@ -56,6 +56,16 @@ def repeated_classes() -> list[str]:
     return sorted(name for name, count in names.items() if count > 1)
 
 
+def long_functions() -> list[str]:
+    """Functions of the implementation with more than 40 lines."""
+    return [
+        f"{path.relative_to(IMPL)}:{node.lineno}"
+        for path in python_files(IMPL)
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (node.end_lineno or 0) - node.lineno >= 40
+    ]
+
+
 class Watch:
     """Which functions of ours (``file:name``) the process runs through, and when it last did."""
 
@@ -158,6 +168,8 @@ def rows() -> Iterator[tuple[str, object, str]]:
     yield "class names used twice", len(repeated_classes()), "0"
     texts = [path.read_text(encoding="utf-8") for path in python_files(IMPL)]
     yield "Any in impl/", sum(len(re.findall(r"\bAny\b", text)) for text in texts), "350"
+    yield "functions over 40 lines in impl/", len(long_functions()), "0"
+    yield "files over 300 lines in impl/", sum(len(text.split("\n")) > 301 for text in texts), "0"
 
 
 def main() -> None:

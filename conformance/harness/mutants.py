@@ -13,6 +13,7 @@ import argparse
 import ast
 import random
 import re
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,7 +27,6 @@ from typing import Any
 from cosmic_ray.ast import ast_nodes, get_ast_from_path
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
-from cosmic_ray.tools.filters.git import GitFilter
 from scipy.stats import binomtest
 
 from conformance.harness.reach import tests_beside, tests_of
@@ -164,10 +164,14 @@ def trial_of(mutation: Mutation, source: str) -> Trial:
 
 def changed_lines(branch: str) -> Lines:
     """Lines of ``impl/`` that differ from a branch."""
-    news = GitFilter()._git_news(branch)  # cosmic-ray's own filter takes a session of its runner
-    return {
-        path.resolve(): lines for path, lines in news.items() if path.is_relative_to("impl") and path.suffix == ".py"
-    }
+    command = ["git", "diff", "--unified=0", branch, "--", "impl/*.py"]
+    text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    lines: Lines = {}
+    for part in re.split(r"^\+\+\+ b/", text, flags=re.MULTILINE)[1:]:
+        hunks = re.findall(r"^@@ \S+ \+(\d+)(?:,(\d+))? @@", part, flags=re.MULTILINE)
+        changed = {int(first) + more for first, count in hunks for more in range(int(count or 1))}
+        lines[ROOT / part.partition("\n")[0]] = changed
+    return lines
 
 
 def judge(trials: Iterable[Trial], *, minutes: float, workers: int) -> dict[str, Counter[str]]:
@@ -226,9 +230,11 @@ def main() -> int:
     parser.add_argument("--fail-under", type=float, default=70, metavar="PERCENT")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    changed = changed_lines(options.diff) if options.diff else {}
-    paths = [path.resolve() for path in options.module or ()] or list(changed) or list(IMPL.rglob("*.py"))
-    lines = {path: changed.get(path) or set(range(1, 1 + len(path.read_bytes().splitlines()))) for path in paths}
+    paths = [path.resolve() for path in options.module or ()] or list(IMPL.rglob("*.py"))
+    lines = {path: set(range(1, 1 + len(path.read_bytes().splitlines()))) for path in paths}
+    if options.diff:
+        changed = changed_lines(options.diff)
+        lines = {path: changed[path] for path in paths if path in changed}
     trials = islice(draw(lines, random.Random(options.seed)), options.sample)
     packages = judge(trials, minutes=options.minutes, workers=options.workers)
     for package in sorted(packages):
