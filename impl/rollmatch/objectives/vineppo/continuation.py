@@ -144,8 +144,8 @@ def seed_of(state: State, *, index: int, run_seed: int, step: int) -> int:
 def seed_from(*values: object) -> int:
     """A seed in 1 .. 2**31 - 1 that depends on these values and nothing else.
 
-    >>> seed_from(7, (1, 2)) == seed_from(7, (1, 2)) != seed_from(7, (12,))
-    True
+    >>> seed_from(7, (1, 2)), seed_from(7, (12,))
+    (1274729436, 2010641807)
     """
     word = int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=4).digest(), "little")
     return (word & 0x7FFFFFFF) or 1

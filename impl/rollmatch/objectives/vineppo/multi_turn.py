@@ -93,7 +93,7 @@ class EpisodeRunner:
             policy_version=rollout.policy_version,
             environment=environment.clone(chance),
             rules=rules,
-            seed=int(chance.integers(1, 2**31)),
+            seed=seed_from(self.run_seed, sample.sample_id, rollout.request_id),
         )
 
 

@@ -12,7 +12,7 @@ decides by outcomes how many returns a node gets, so a value is consistent, but 
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from math import exp, inf, log, sqrt
+from math import exp, log, sqrt
 from statistics import fmean
 from typing import Literal
 
@@ -124,11 +124,9 @@ class Tree:
         assert child.parent is not None
         above = child.parent.visits + child.parent.pending
         visits = child.visits + child.pending
-        if visits == 0:
-            return inf
         mean = child.step_reward + child.total / visits
         if self.rules.select == "uct":
-            return mean + self.rules.exploration * sqrt(log(max(above, 1)) / visits)
+            return mean + self.rules.exploration * sqrt(log(above) / visits)
         prior = exp(child.step_logprob) / sum(exp(sibling.step_logprob) for sibling in siblings)
         return mean + self.rules.exploration * prior * sqrt(above) / (1 + visits)
 
