@@ -95,6 +95,19 @@ def test_a_sample_begins_alike_and_environments_can_be_pickled():
     assert throws(pickle.loads(pickle.dumps(one))) == throws(same)
 
 
+def test_a_reset_forgets_what_was_and_seeds_have_31_bits():
+    made, _ = begun("Dice")
+    seeds = set()
+    for number in range(20):
+        made.reset(sample_of(), generator_of(number))
+        seed, *history = made.fingerprint()
+        assert history == [(None, "a die of 6 sides")]
+        seeds.add(seed)
+        throws(made, 1)
+    assert len(seeds) == 20
+    assert 2**30 < max(seeds) < 2**31
+
+
 @pytest.mark.scenario(
     "environments/what-cannot-be-copied-is-replayed",
     clauses=["environments/an-environment-is-a-class-that-answers-the-policy#8"],

@@ -174,6 +174,15 @@ def test_each_prediction_for_itself_looks_for_overlap_or_for_the_nearest():
     assert match([touching, lost], truth, candidate_top_k=1, maskiou_gate=0).pairs == ((0, 2), (1, 1))
 
 
+def test_the_iou_of_boxes_stands_in_where_either_mask_has_no_cell_and_only_there():
+    thin, wide = box(500, 0, 501, 999), box(0, 0, 999, 999)
+    for pair in ((thin, wide), (wide, thin)):
+        (iou,) = match(*([each] for each in pair), maskiou_resolution=11, maskiou_gate=0).ious
+        assert iou == pytest.approx(1 / 999)
+    at_the_edge = poly(0, 0, 999, 0, 0, 999)
+    assert match([at_the_edge], [wide]).ious[0] == pytest.approx(0.5, abs=0.01)
+
+
 def test_a_polygon_is_matched_by_its_area_not_by_its_box():
     triangle = poly(100, 100, 300, 100, 300, 300)
     other_half = poly(100, 100, 100, 300, 300, 300)

@@ -38,6 +38,26 @@ def test_measured_points_are_met_and_a_gpu_that_was_not_measured_goes_by_memory_
     assert decode_source(rates, "H100") == "H100"
 
 
+def rates_of(**speeds):
+    """One GPU per name, each twice as fast in memory as the one before."""
+    gpus = {
+        name: {"memory_bytes": 1.0, "copy_bytes_s": 2.0**place, "matmul_flops_s": 1.0, "decode_tok_s": speed}
+        for place, (name, speed) in enumerate(speeds.items())
+    }
+    return Rates.model_validate(load_rates().model_dump() | {"gpus": gpus})
+
+
+def test_speeds_go_along_powers_between_points_in_proportion_below_and_stay_above():
+    rates = rates_of(first=None, second={64: 800.0, 4: 100.0, 16: 400.0}, third={1: 7.0})
+    expected = {1: 25.0, 2: 50.0, 4: 100.0, 8: 200.0, 16: 400.0, 32: 400 * 2**0.5, 64: 800.0, 99: 800.0}
+    for number, speed in expected.items():
+        assert decode_tok_s(rates, "second", num_requests=number) == pytest.approx(speed)
+        assert decode_tok_s(rates, "first", num_requests=number) == pytest.approx(speed / 2)
+    assert [decode_source(rates, name) for name in rates.gpus] == ["second", "second", "third"], "the first measured"
+    with refused("rates-invalid", "gpus"):
+        decode_source(rates_of(first=None), "first")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "where"),
     [

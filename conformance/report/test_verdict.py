@@ -36,6 +36,7 @@ def test_before_and_after_in_words(before, after, headline):
 
 def test_missing_evaluations_and_a_single_step():
     assert " in 1 step." in verdict(evaluated_event(0), evaluated_event(1)).headline
+    assert " in 1,050 steps." in verdict(evaluated_event(50), evaluated_event(60), evaluated_event(1100)).headline
     assert verdict().headline == "No step and no evaluation yet."
     assert verdict(*step_events(1)).headline == "Not evaluated yet."
     only = verdict(evaluated_event(0, f1=0.25))

@@ -54,3 +54,6 @@ def test_what_an_environment_wrote_neither_counts_nor_learns():
     assert normalize([(1.0, 50.0, 3.0)], mask, "none", alone().sum) == [(1.0, 0.0, 3.0)]
     assert normalize([(0.3, 0.3), (0.3,)], [(True, True), (True,)], "whiten", alone().sum) == [(0.0, 0.0), (0.0,)]
     assert normalize([(0.0, 0.0)], [(True, True)], "scale", alone().sum) == [(0.0, 0.0)]
+    assert normalize([(3.0,)], [(True,)], "scale", alone().sum) == [(1.0,)]
+    assert normalize([(3.0,)], [(True,)], "whiten", alone().sum) == [(0.0,)]
+    assert normalize([(3.0,)], [(False,)], "whiten", alone().sum) == [(0.0,)]

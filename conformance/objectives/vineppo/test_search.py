@@ -1,6 +1,7 @@
 """The tree is a tree, the search looks where it pays, and no value bends to the search."""
 
 from dataclasses import replace
+from math import exp, log, sqrt
 from statistics import fmean
 
 import pytest
@@ -68,6 +69,36 @@ def test_the_search_prefers_what_paid_and_then_what_is_new(select):
     for num_visits, is_wide in ((1, False), (2, True)):
         tree, _ = tree_of(*[RIGHT] * num_visits)
         assert (tree.select() is tree.root) == is_wide, "a node widens with the root of its visits"
+
+
+@pytest.mark.parametrize("pending", [0, 3])
+@pytest.mark.parametrize("select", ["uct", "puct"])
+def test_the_search_turns_to_the_rarer_step_at_the_exploration_that_its_formula_says(select, pending):
+    paid = replace(trajectory_of(RIGHT, logprobs=(-0.5,) * 7), rewards=((2, 1.0), (7, 2.0)))
+    unpaid = replace(trajectory_of(WRONG, logprobs=(-1.0,) * 7), rewards=())
+    often, seldom, above = 4 + pending, 2, 6 + pending
+    if select == "uct":
+        more = sqrt(log(above) / seldom) - sqrt(log(above) / often)
+    else:
+        odds = exp(-1.0), exp(-2.0)
+        likely, unlikely = (each / sum(odds) for each in odds)
+        more = sqrt(above) * (unlikely / (1 + seldom) - likely / (1 + often))
+    for share, chosen in ((0.99, (0, 0)), (1.01, (0, 1))):
+        exploration = share * (1.0 + 8.0 / often) / more
+        rules = SearchRules(select=select, exploration=exploration, widening=0.1)
+        tree = Tree(state_at(paid, 0), rules)
+        first, *_ = [tree.add(one, PAIRS.cuts(one))[1] for one in [paid] * 4 + [unpaid] * 2]
+        first.pending = tree.root.pending = pending
+        assert tree.select().state.prefix_token_ids[:2] == chosen
+
+
+@pytest.mark.parametrize(
+    ("num_visits", "pending", "is_wide"), [(4, 0, False), (5, 0, True), (15, 1, False), (16, 1, True)]
+)
+def test_continuations_under_way_count_as_children_and_as_visits(num_visits, pending, is_wide):
+    tree, _ = tree_of(*[RIGHT] * num_visits, rules=SearchRules(widening=0.5))
+    tree.root.pending = pending
+    assert (tree.select() is tree.root) == is_wide
 
 
 def test_a_prior_weighs_likely_steps_with_puct():

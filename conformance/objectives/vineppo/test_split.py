@@ -97,6 +97,7 @@ def test_long_pieces_break_near_their_middle_first_in_words_then_in_mathematics(
     ("too_short", "long_enough", "cut"),
     [
         (b"a" * 19 + b"\nrest", b"a" * 20 + b"\nrest", 20),
+        (b"$" + b"x" * 20 + b"\n" + b"y" * 77 + b"$", b"$" + b"x" * 20 + b"\n" + b"y" * 78 + b"$", 21),
         (b"w" * 50 + b", " + b"v" * 48, b"w" * 50 + b", " + b"v" * 49, 52),
         (b"w" * 37 + b", " + b"v" * 80, b"w" * 38 + b", " + b"v" * 80, 40),
         (b"w" * 80 + b", " + b"v" * 39, b"w" * 80 + b", " + b"v" * 40, 82),
