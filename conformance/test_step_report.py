@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -108,7 +109,75 @@ def test_a_completion_is_shown_with_its_first_4000_characters(full):
     rollouts, reports = [make_rollout((7,) * 10, finish_reason="length")], full.reports[:1]
     (shown,) = full.completions([SAMPLE], rollouts, reports, lambda ids: "x" * 500 * len(ids))
     assert shown["text"] == "x" * 4000
-    assert (shown["num_tokens"], shown["finish_reason"]) == (10, "length")
+    fields = {"sample_id": 0, "num_tokens": 10, "finish_reason": "length", "worth": {"f1": 2 / 6}}
+    assert shown == fields | {"text": "x" * 4000}
+
+
+def test_what_was_generated_and_packed_is_counted_with_the_oldest_version(full):
+    rollouts = [make_rollout((7,) * 3, policy_version=5), make_rollout((7,), policy_version=4)]
+    generated = {"step": 3, "seconds": 0.5, "num_rollouts": 2, "num_tokens": 4, "policy_version": 4}
+    assert full.generated(rollouts, policy_version=9) == generated
+    nothing = {"num_rollouts": 0, "num_tokens": 0, "policy_version": 9}
+    assert full.generated([], policy_version=9) == generated | nothing
+    first, second = full.batches
+    older = replace(second.segments[0], policy_version=0)
+    full.batches = [first, replace(second, segments=(older,))]
+    packed = {
+        "step": 3, "rows": 2, "segments": 4, "sample_ids": [[0, 0, 0], [0]], "tokens": 120, "fill": 0.6,
+        "oldest_policy_version": 0, "carried": 2,
+    }  # fmt: skip
+    assert full.packed() == packed
+    assert full.packed(order=[1, 0]) == packed | {"order": [1, 0]}
+
+
+def test_a_step_without_calls_beside_it_wrote_while_the_learner_waited(full, monkeypatch):
+    full.began = 100.0
+    full.phase_s |= {"sync": 1.0, "rollout": 4.0, "target": 0.5, "pack": 0.5, "learn": 2.0}
+    full.spans = [("learn", 106.0, 108.00004), ("rollout", 101.0, 105.0)]
+    monkeypatch.setattr(time, "time", lambda: 110.0)
+    figures, timeline = full.times(None)
+    assert figures == {
+        "overlap/rollout_s": 4.0, "overlap/learn_s": 3.0, "overlap/sync_s": 1.0, "overlap/servers_idle": 0.6,
+        "overlap/learner_idle": 0.7, "overlap/efficiency": 0.4, "staleness/0": 2.0,
+    }  # fmt: skip
+    assert timeline == {
+        "step": 3, "began": 100.0, "ended": 110.0, "calls": [[0, 101.0, 105.0, 3]],
+        "learner": [["learn", 106.0, 108.0], ["rollout", 101.0, 105.0]],
+    }  # fmt: skip
+    full.staleness = {1: 3, 2: 1}
+    ages = {name: value for name, value in full.times(None)[0].items() if name.startswith("staleness/")}
+    assert ages == {"staleness/1": 3.0, "staleness/2": 1.0}
+
+
+def test_shares_of_a_step_stay_between_0_and_1():
+    phase_s = dict.fromkeys(PHASES, 1.0)
+    times = measure((10.0, 12.0), phase_s, [[(9.0, 13.0)], [(10.5, 11.0), (11.0, 12.0)]])
+    assert (times.step_s, times.learn_s, times.rollout_s, times.efficiency) == (2.0, 3.0, 2.0, 1.5)
+    assert (times.learner_idle, times.servers_idle) == (0.0, 0.125)
+
+
+def test_time_that_has_passed_is_a_span_and_no_time_is_none(monkeypatch):
+    step = StepReport(step=0, objective=MATCHING)
+    monkeypatch.setattr(time, "time", lambda: 110.0)
+    for seconds in (2.0, 0.0, 1.0):
+        step.note("sync", seconds)
+    assert (step.phase_s["sync"], step.spans) == (3.0, [("sync", 108.0, 110.0), ("sync", 109.0, 110.0)])
+
+
+@pytest.mark.parametrize(("name", "is_finite"), [("loss_ce", False), ("kl", True)])
+def test_a_step_is_finite_where_its_losses_are_numbers(name, is_finite):
+    step = StepReport(step=0, objective=MATCHING)
+    step.add_terms({"loss_coord": 1.0, name: float("nan")})
+    assert step.is_finite is is_finite
+
+
+def test_what_was_too_long_is_counted_over_the_parts_of_a_step():
+    step = StepReport(step=0, objective=MATCHING, num_cut_prompts=3)
+    for _ in range(2):
+        step.add_targets(TrainingTargets(segments=(), num_cut=1, num_skipped=2))
+    figures = step.figures()
+    names = [f"overlong/{name}" for name in ("prompts_truncated", "segments_truncated", "segments_skipped")]
+    assert [figures[name] for name in names] == [3.0, 2.0, 4.0]
 
 
 def test_losses_of_micro_batches_add_up(full):

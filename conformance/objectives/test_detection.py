@@ -48,6 +48,58 @@ def judged(*answers):
     return judge_detection(answers, MatchRules())
 
 
+def test_figures_of_places_descriptions_and_answers_are_told_apart():
+    loose = (600, 600, 900, 800)
+    one = answered([("cat", NEAR), ("dog", FAR)], [("cat", NEAR), ("cat", loose), ("owl", (0, 0, 50, 50))])
+    other = answered([("dog", NEAR)], [])
+    other = replace(other, parsed=replace(other.parsed, invalid=True, truncated=True))
+    figures = judged(one, other, answered([], []))
+    expected = {"duplicate_rate": 0.0, "unknown_desc_rate": 1 / 3, "invalid_rate": 1 / 3, "truncated_rate": 1 / 3}
+    for iou, num_matched in ((0.5, 2), (0.75, 1), (0.9, 1)):
+        share = num_matched / 3
+        expected |= {f"precision@{iou}": share, f"recall@{iou}": share, f"f1@{iou}": share, f"f1_desc@{iou}": 1 / 3}
+    assert {name: figures.metrics[name] for name in expected} == pytest.approx(expected)
+    assert figures.metrics["num_images"] == 3.0
+    numbers = {
+        desc: [each[name] for name in ("F1", "num_truth", "num_predicted")] for desc, each in figures.by_desc.items()
+    }
+    assert numbers == {"cat": [2 / 3, 1, 2], "dog": [0.0, 2, 0]}
+
+
+@pytest.mark.parametrize(("box", "num_wrong"), [((500, 600, 700, 800), 0), ((499, 600, 700, 800), 1), (FAR, 0)])
+def test_half_of_a_prediction_in_a_crowd_region_is_enough(box, num_wrong):
+    crowd = {"crowd": [{"desc": "cat", "bbox_2d": list(FAR)}, {"desc": "cat", "poly": [0] * 6}]}
+    figures = judged(answered([("cat", NEAR)], [("cat", NEAR), ("cat", box)], metadata=crowd))
+    assert figures.by_desc["cat"]["num_predicted"] == 1 + num_wrong
+    assert figures.metrics["precision@0.5"] == 1 / (1 + num_wrong)
+
+
+@pytest.mark.parametrize(("bottom", "num_repeated"), [(280, 1), (279, 0)])
+def test_a_box_of_the_same_description_from_an_iou_of_nine_tenths_repeats(bottom, num_repeated):
+    near = (100, 100, 300, bottom)
+    for predicted in ([("cat", NEAR), ("cat", near)], [("cat", near), ("cat", NEAR), ("dog", NEAR)]):
+        metrics = judged(answered([("cat", NEAR)], predicted)).metrics
+        assert metrics["duplicate_rate"] == num_repeated / len(predicted)
+
+
+def test_each_description_has_its_own_average_precision():
+    truth = [
+        TrueBox(image=1, desc="cat", box=(10, 20, 110, 70), area=5000),
+        TrueBox(image=0, desc="dog", box=(0, 0, 50, 50), area=2500),
+        TrueBox(image=0, desc="owl", box=(0, 0, 50, 50), area=2500),
+    ]
+    found = [
+        DetectedBox(image=1, desc="cat", box=(10, 20, 90, 70), score=0.5),
+        DetectedBox(image=0, desc="dog", box=(0, 0, 50, 50), score=0.5),
+        DetectedBox(image=0, desc="cow", box=(0, 0, 50, 50), score=0.5),
+    ]
+    assert average_precision(truth, found, num_images=2).by_desc == {
+        "cat": {"AP": pytest.approx(0.7), "AP50": 1.0, "AR_100": pytest.approx(0.7)},
+        "dog": {"AP": 1.0, "AP50": 1.0, "AR_100": 1.0},
+        "owl": {"AP": 0.0, "AP50": 0.0, "AR_100": 0.0},
+    }
+
+
 def test_what_is_found_exactly_counts_in_full():
     figures = judged(answered([("cat", NEAR), ("dog", FAR)], [("cat", NEAR), ("dog", FAR)]))
     assert {figures.metrics[name] for name in ("AP", "AP50", "AP75", "AR_100", "f1@0.9", "f1_desc@0.5")} == {1.0}

@@ -248,6 +248,11 @@ def test_curves_stand_over_each_other_beside_what_differs(two_runs, tmp_path):
     assert loss["lines"][0]["text"][25] is None
     assert "training.seed" in text
     assert "training.max_steps" not in text
+    shown = visible(text)
+    assert "training.seed 1 2" in shown
+    assert "optimizer steps 20 30" in shown
+    assert "hours 0.02 0.03" in shown
+    assert "recall 0.8 -" in shown
 
 
 def test_runs_of_one_name_are_distinguished_by_their_paths(two_runs, tmp_path):

@@ -58,16 +58,24 @@ def test_a_shape_is_drawn_by_its_corners(shape, points, places):
 def test_every_mark_says_what_it_is():
     drawn = marks(
         truth=[box("seven"), box("two"), box("four")],
-        predicted=[found("seven", iou=0.876), found("nine", partner=1, iou=None), box("one", partner=None, iou=None)],
+        predicted=[
+            found("seven", iou=0.876, score=0.5),
+            found("nine", partner=1, iou=None),
+            box("one", partner=None, iou=None, score=0.25),
+        ],
     )
-    assert [(mark.role, mark.label) for mark in drawn] == [
-        ("found", ""),
-        ("found", ""),
-        ("missed", "four"),
-        ("matched", "seven 0.88"),
-        ("matched", "nine (is two)"),
-        ("unmatched", "one"),
+    assert [(mark.role, mark.label, mark.title) for mark in drawn] == [
+        ("found", "", "truth: seven"),
+        ("found", "", "truth: two"),
+        ("missed", "four", "missed: four"),
+        ("matched", "seven 0.88", "matched: seven 0.88, score 0.50"),
+        ("matched", "nine (is two)", "matched: nine (is two)"),
+        ("unmatched", "one", "no true object: one, score 0.25"),
     ]
+    (card,) = make_cards(
+        evaluation(scene(truth=[box()] * 2, predicted=[found(), found(partner=None)])), None, run_dir=NOWHERE
+    )
+    assert [(panel.when, panel.summary) for panel in card.panels] == [("Answer", "1 of 2 found, 1 wrong")]
 
 
 def test_the_largest_improvement_comes_first_and_the_worst_is_ranked():

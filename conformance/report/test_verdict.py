@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from conformance.report.runs import evaluated_event, run_event, step_events
 from rollmatch.report.console import step_line
 from rollmatch.report.curves import make_charts
-from rollmatch.report.facts import make_drop_rows, make_facts, run_facts
+from rollmatch.report.facts import make_completion_rows, make_drop_rows, make_facts, run_facts
 from rollmatch.report.history import make_history
 from rollmatch.report.verdict import MEASURES, compare, make_verdict
 
@@ -146,6 +146,44 @@ def test_the_facts_are_the_journals():
     assert "Resumed from" not in facts
     facts = dict(run_facts(run_event(resumed_from=1200) | {"num_trainable": 4_213_760}))
     assert (facts["Parameters"], facts["Resumed from"]) == ("4.21M, 4.21M trained (all)", "step 1,200")
+
+
+@pytest.mark.parametrize(
+    ("fields", "label", "text"),
+    [
+        ({"num_trainable": None}, "Parameters", "4.21M"),
+        ({"num_parameters": 0}, "Parameters", "0"),
+        ({"learner_world_size": 1}, "Device", "cpu"),
+        ({"num_eval_samples": 64}, "Samples", "1,200 training, 64 validation"),
+        ({"num_eval_samples": None, "num_val_samples": None}, "Samples", "1,200 training"),
+        ({"max_steps": 1200}, "Steps", "1,200"),
+    ],
+)
+def test_facts_of_the_beginning(fields, label, text):
+    assert dict(run_facts(run_event() | fields))[label] == text
+
+
+def test_memory_and_times_are_facts_where_they_are_known():
+    memory = {"peak_gb": 12.345}
+    steps = [event | {"gpu_memory": memory} for event in step_events(1)]
+    facts = dict(make_facts(make_history([run_event(time=0.0), *steps])))
+    assert (facts["GPU memory"], facts["Started"]) == ("peak 12.3 GB in tensors", "1970-01-01 00:00 UTC")
+    assert "Started" not in dict(make_facts(make_history([run_event(time=4e9)])))
+    assert "Time under way" not in dict(make_facts(make_history([run_event()])))
+
+
+def test_completions_are_shown_with_what_they_were_worth():
+    worth = {"reward": 0.5, "f1": float("nan")}
+    kept = [
+        {"sample_id": 4, "text": "abc", "num_tokens": 3, "finish_reason": "stop", "worth": worth},
+        {"text": "d"},
+        "e",
+    ]
+    rows = make_completion_rows(make_history([{"event": "completions", "step": 2, "completions": kept}]))
+    assert [(row.step, row.sample_id, row.worth, row.ending, row.text) for row in rows] == [
+        (2, "4", "reward 0.500", "3 tokens, stop", "abc"),
+        (2, "", "", " tokens, ", "d"),
+    ]
 
 
 def test_servers_that_came_and_went_are_named():
