@@ -99,6 +99,10 @@ def test_the_matrices_of_a_vision_tower_are_counted(tmp_path):
     for vision in (VISION, usual):
         settings = {"text_config": QWEN3_8B, "vision_config": vision}
         assert read_shape(model_directory(tmp_path, settings)).vision_weights == by_hand
+    bare = {name: VISION[name] for name in ("depth", "hidden_size", "intermediate_size")}
+    settings = {"text_config": QWEN3_8B, "vision_config": bare}
+    by_hand = blocks + 3 * 2 * 16 * 16 * 1152 + 4608 * 4608 + 4608 * 1152
+    assert read_shape(model_directory(tmp_path, settings)).vision_weights == by_hand, "no positions, one projector"
 
 
 def test_the_matrices_of_experts_are_counted_and_a_token_meets_eight(tmp_path):

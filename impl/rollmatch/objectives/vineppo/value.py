@@ -7,7 +7,6 @@ depends on what they showed, so a mean is biased (towards the nearer end, by at 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from statistics import fmean
 from typing import Literal, Protocol
 
@@ -117,4 +116,4 @@ def make_valued(samples: Sequence[Sequence[float]]) -> Valued:
 
 
 def _differ(state: State, waves: Waves) -> bool:
-    return len(list(groupby(waves.drawn.get(state, ())))) > 1
+    return len(set(waves.drawn.get(state, ()))) > 1
