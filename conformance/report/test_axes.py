@@ -131,6 +131,18 @@ def test_servers_and_learner_have_a_lane_each_on_one_clock():
     assert [text for _, text in gantt.borders] == ["1", "2"]
 
 
+def test_lanes_are_24_high_with_bars_that_can_be_seen():
+    brief = timeline(1, calls=[[0, START_S + 14.0, START_S + 14.001, 2]])
+    gantt = make_gantt(make_history([run_event(), timeline(0), brief]))
+    assert [(lane.y, [(bar.x, bar.width) for bar in lane.bars]) for lane in gantt.lanes] == [
+        (8.0, [(211.2, 254.4), (677.6, 0.6)]),
+        (32.0, [(211.2, 381.6)]),
+        (56.0, [(84.0, 84.8), (168.8, 42.4), (211.2, 296.8), (508.0, 84.8), (592.8, 42.4), (635.2, 296.8)]),
+    ]
+    assert (gantt.borders, gantt.bottom, gantt.height) == (((84.0, "1"), (508.0, "2")), 80.0, 122.0)
+    assert gantt.kinds == ("call-1", "call-0", "waits", "sync", "learn")
+
+
 def test_only_the_last_steps_are_drawn_and_nothing_outside_the_frame():
     gantt = make_gantt(history_of(20))
     assert [text for _, text in gantt.borders] == ["15", "16", "17", "18", "19", "20"]

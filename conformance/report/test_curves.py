@@ -112,6 +112,42 @@ def test_a_running_mean_stays_between_its_neighbours(column, window):
             assert min(known) - 1e-6 <= mean <= max(known) + 1e-6
 
 
+def test_lines_dots_and_texts_of_a_chart():
+    """From 48 to 448 across and from 200 up to 12, in round parts."""
+    figures = [(1, {"f1": 0.25}), (2, {"f1": None}), (3, {"f1": 1.0}), (5, {"f1": 0.5})]
+    evaluations = [{"event": "evaluated", "step": at, "metrics": {"f1": f1}} for at, f1 in ((1, 0.5), (5, 0.75))]
+    made = chart("F1", journal(figures, evaluations))
+    assert [(one.path, one.mean_path, one.dots, one.num_missing, one.latest) for one in made.strokes] == [
+        ("M248.0 12.0L448.0 106.0", "", ((48.0, 153.0),), 1, "0.500"),
+        ("M48.0 106.0L448.0 59.0", "", ((48.0, 106.0), (448.0, 59.0)), 0, "0.750"),
+    ]
+    validation = {"label": "validation", "y": [106.0, None, None, 59.0], "text": ["0.500", None, None, "0.750"]}
+    assert made.hover["lines"][1] == validation
+    assert (made.hover["steps"], made.hover["x"]) == ([1, 2, 3, 5], [48.0, 148.0, 248.0, 448.0])
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "window", "is_smoothed", "num_drawn"),
+    [(39, 5, False, 39), (40, 5, True, 40), (240, 13, True, 240), (241, 13, True, 240)],
+)
+def test_long_curves_are_smoothed_and_thinned_out(num_steps, window, is_smoothed, num_drawn):
+    made = chart("F1", journal([(step, {"f1": step / num_steps}) for step in range(1, num_steps + 1)]))
+    (stroke,) = made.strokes
+    assert (made.window, bool(stroke.mean_path)) == (window, is_smoothed)
+    assert len(places(stroke.path)) == len(made.hover["steps"]) == num_drawn
+
+
+def test_bars_of_phases_stand_on_each_other():
+    made = make_phase_chart(history_of({"sync": 1.0, "learn": 2.0}, {"rollout": 4.0}, step_s=5.0))
+    assert {row.phase: row.path for row in made.rows if row.path} == {
+        "sync": "M128.0 200.0V162.4h40.00V200.0z",
+        "rollout": "M328.0 200.0V49.6h40.00V200.0z",
+        "learn": "M128.0 162.4V87.2h40.00V162.4z",
+        "other": "M128.0 87.2V12.0h40.00V87.2zM328.0 49.6V12.0h40.00V49.6z",
+    }
+    assert (made.hover["steps"], made.hover["x"]) == ([1, 2], [148.0, 348.0])
+
+
 seconds = st.one_of(st.floats(0, 1e6), st.just(float("nan")), st.none())
 timing = st.fixed_dictionaries({}, optional=dict.fromkeys(PHASES[:-1], seconds))
 

@@ -95,6 +95,7 @@ def test_a_whole_run_makes_a_sound_page(whole):
     tags = read(whole).tags
     layers = {attributes["data-layer"] for _, attributes in tags if "data-layer" in attributes}
     assert layers == {"truth", "matched", "unmatched", "labels"}
+    assert {"0 0 460 230"} <= {attributes.get("viewbox") for _, attributes in tags}
     assert all(f".hide-{layer} " in whole for layer in layers), "each control has something to control"
     assert whole.count('src="data:image/png;base64,') == whole.count('class="canvas pixelated"') == 6
     policy = next(a["content"] for _, a in tags if a.get("http-equiv") == "Content-Security-Policy")

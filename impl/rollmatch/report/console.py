@@ -200,7 +200,7 @@ def print_header(event: Mapping[str, object], *, stream: IO[str] | None = None) 
     """Say what is about to run: the journal's ``run`` event, a fact a line."""
     console = make_console(stream)
     facts = run_facts(event)
-    width = max((len(label) for label, _ in facts), default=0)
+    width = max(len(label) for label, _ in facts)
     print_line(Text("rollmatch", style="bold"), console)
     for label, text in facts:
         print_line(Text.assemble((f"  {label:<{width}}  ", "dim"), text), console)
