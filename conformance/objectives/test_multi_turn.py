@@ -71,6 +71,15 @@ def test_turns_and_observations_follow_each_other_as_they_were_written(decoding)
         assert one.num_tokens == len(made.turns)
 
 
+def test_turns_that_are_missing_end_the_run():
+    side = TurnSide()
+    with pytest.raises(ValueError, match="zip"):
+        world().play(SAMPLES, side.answer(SAMPLES, num=1)[:-1], side.context())
+    context = replace(side.context(), generate=lambda *given: side.generate(*given)[:-1])
+    with pytest.raises(ValueError, match="zip"):
+        world().play(SAMPLES, side.answer(SAMPLES, num=1), context)
+
+
 def test_live_episodes_are_requested_in_one_wave_per_turn():
     side = TurnSide()
     turns = [len(one.trajectory.turns) for one in played(side, num=8)]

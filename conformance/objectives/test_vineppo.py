@@ -24,6 +24,7 @@ from rollmatch.objectives.vineppo.objective import TrajectoryReport, WindowRepor
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import FixedTokens
 from rollmatch.objectives.vineppo.tree import SearchRules
+from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 
 SAMPLES = [sample_of(0), sample_of(1)]
 
@@ -142,6 +143,31 @@ def test_the_first_function_that_fails_is_named():
     with refused("reward-missing", "x:1", problem="KeyError: 'one'"):
         targets_of(RolloutSide(), replace(made, rewards=rewards))
     targets_of(RolloutSide(), replace(made, rewards=rewards), samples=SAMPLES[1:])
+
+
+class OneValue(ContinuationValues):
+    """Forgets all responses but the first."""
+
+    def values_of(self, trajectories, cuts, waves):
+        return super().values_of(trajectories, cuts, waves)[:1]
+
+
+def test_responses_continuations_and_values_that_are_missing_are_not_passed_over():
+    side, made = RolloutSide(), objective()
+    with pytest.raises(ValueError, match="zip"):
+        made.make_segments(SAMPLES, side.answer(SAMPLES)[:-1], side.context())
+    with pytest.raises(ValueError, match="zip"):
+        targets_of(side, replace(made, valuer=OneValue(ValueRules(num_continuations=2))))
+    fewer = {"generate": lambda *asked: side.generate(*asked)[:-1], "score": lambda *asked: side.score(*asked)[:-1]}
+    for name, call in fewer.items():
+        context = replace(side.context(), **{name: call})
+        with pytest.raises(ValueError, match="zip"):
+            made.make_segments(SAMPLES, side.answer(SAMPLES), context)
+    segments = segments_of(targets_of(side)[0])
+    waiting = [replace(one, policy=replace(one.policy, old_logprobs=None)) for one in segments]
+    with pytest.raises(ValueError, match="zip"):
+        made.with_old_logprobs(waiting, lambda fresh: side.score(fresh)[:-1])
+    assert len(made.with_old_logprobs(waiting, side.score)) == 4
 
 
 def test_two_ranks_share_their_requests():

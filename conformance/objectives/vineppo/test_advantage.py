@@ -48,6 +48,20 @@ def test_whitened_advantages_have_mean_zero_and_deviation_one(batch):
         assert row[0] == 0.0, "scaling alone leaves what changed nothing at zero"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: step_advantages((0.5, 0.5), (1.0,)),
+        lambda: spread((1.0,), (0, 2, 5)),
+        lambda: normalize([(1.0, 2.0)], [(True,)], "none", list),
+        lambda: normalize([(1.0,), (2.0,)], [(True,)], "none", list),
+    ],
+)
+def test_lists_of_other_lengths_are_not_paired(call):
+    with pytest.raises(ValueError, match="zip"):
+        call()
+
+
 def test_what_an_environment_wrote_neither_counts_nor_learns():
     mask = [(True, False, True)]
     assert normalize([(1.0, 50.0, 3.0)], mask, "whiten", alone().sum)[0] == pytest.approx((-(0.5**0.5), 0, 0.5**0.5))

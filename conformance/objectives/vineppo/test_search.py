@@ -13,6 +13,7 @@ from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import FixedTokens
 from rollmatch.objectives.vineppo.trajectory import state_at
 from rollmatch.objectives.vineppo.tree import SearchRules, Tree, TreeOutdated
+from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 
 PAIRS = FixedTokens(num_tokens=2)
 RIGHT, WRONG, OTHER = (0, 0, 0, 0, 2, 0, STOP), (0, 1, 0, 0, 2, 0, STOP), (0, 0, 1, 1, 2, 0, STOP)
@@ -137,6 +138,17 @@ def searched(policy, trajectories, *, ranks=None, run_seed=1, **budget):
     valuer = TreeValues(SearchRules(), SearchBudget(**budget), PAIRS)
     cuts = [PAIRS.cuts(one) for one in trajectories]
     return valuer.values_of(trajectories, cuts, waves_of(policy, ranks, run_seed=run_seed))
+
+
+def test_responses_without_cuts_are_not_left_out():
+    made = LockPolicy().answer(1, 2)
+    valuers = (
+        TreeValues(SearchRules(), SearchBudget(num_rounds=1, num_per_round=1, num_least=1), PAIRS),
+        ContinuationValues(ValueRules(num_continuations=1)),
+    )
+    for valuer in valuers:
+        with pytest.raises(ValueError, match="zip"):
+            valuer.values_of(made, [PAIRS.cuts(made[0])], waves_of(LockPolicy()))
 
 
 def test_values_of_the_search_come_near_the_truth():

@@ -210,7 +210,7 @@ class RolloutMatching:
         if len(samples) != len(rollouts):
             problem = f"{len(samples)} samples, {len(rollouts)} rollouts; each sample has one, in the same order"
             raise TargetError(problem, code="rollouts-misaligned", key="rollouts")
-        made = [self._make_segment(sample, rollout) for sample, rollout in zip(samples, rollouts, strict=True)]
+        made = [self._make_segment(sample, rollout) for sample, rollout in zip(samples, rollouts)]
         return [segment for segment, _ in made], [report for _, report in made]
 
     def match(self, sample: Sample, rollout: Rollout) -> MatchedRollout:

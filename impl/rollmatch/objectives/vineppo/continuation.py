@@ -105,7 +105,7 @@ class Waves:
         made = self.continuer.continue_states(requests)
         if len(made) != len(requests):
             raise ContinuationMisaligned(f"{len(made)} for {len(requests)} requests", key="continuations")
-        for request, trajectory in zip(requests, made, strict=True):
+        for request, trajectory in zip(requests, made):
             check_continuation(request.state, trajectory, max_new_tokens=self.continuer.max_new_tokens)
         return made
 
