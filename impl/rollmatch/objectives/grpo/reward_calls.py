@@ -27,7 +27,6 @@ Form = Literal["ours", "trl", "verifiers"]
 Value = float | None | Exception
 """None: the function says nothing about this completion."""
 NAMED = ("prompt", "completion", "answer", "state", "task", "info")
-PLURAL = tuple(f"{name}s" for name in NAMED)
 NOT_OFFERED = ("completion_ids", "trainer_state", "log_extra", "log_metric")
 """TRL passes them; rewards here see texts only."""
 
@@ -171,7 +170,7 @@ def columns_of(answers: Sequence[str], samples: Sequence[Sample]) -> dict[str, o
     [4, None]
     """
     states = [state_of(answer, sample) for answer, sample in zip(answers, samples, strict=True)]
-    groups = {plural: [state[name] for state in states] for name, plural in zip(NAMED, PLURAL, strict=True)}
+    groups = {f"{name}s": [state[name] for state in states] for name in NAMED}
     keys = dict.fromkeys(key for sample in samples for key in sample.metadata)
     return groups | {key: [sample.metadata.get(key) for sample in samples] for key in keys}
 
