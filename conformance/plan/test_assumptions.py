@@ -1,6 +1,9 @@
-"""What a plan says that it took for granted."""
+"""What a plan says that it took for granted, and what it lacks where nothing fits."""
+
+import pytest
 
 from conformance.plan.test_forecast import forecaster  # noqa: F401
+from conformance.refusals import refused
 from rollmatch.plan.proposal import propose
 
 
@@ -16,3 +19,19 @@ def test_assumptions_say_what_was_not_measured_and_more_nodes(forecaster):  # no
     assert "plus 0.05 s" in shown
     padded = propose(forecaster("training.packing=false", "training.per_device_train_batch_size=1")).assumptions
     assert any("2500 places, 100% of them tokens" in line for line in padded)
+
+
+@pytest.mark.parametrize(
+    ("engines_per_server", "problem", "remedy"),
+    [(2, "2v2: the learner lacks ", "Train adapters"), (3, "3v1: ranks and servers do not divide", "Give other GPUs")],
+)
+def test_the_last_split_that_goes_on_the_nodes_is_named_with_what_it_lacks(
+    forecaster,  # noqa: F811
+    engines_per_server,
+    problem,
+    remedy,
+):
+    full = ("tuner.train_type=full", "model.torch_dtype=float32", "training.gradient_checkpointing=false")
+    made = forecaster(*full, num_gpus=2, num_nodes=2, engines_per_server=engines_per_server)
+    with refused("nothing-fits", "--hosts", problem=problem, remedy=remedy):
+        propose(made, key="--hosts")

@@ -178,19 +178,6 @@ def test_a_split_that_does_not_fit_is_never_proposed(forecaster):
     assert "no memory for one request" in crowded.forecast(split(1, 1)).problem
 
 
-@pytest.mark.parametrize(
-    ("engines_per_server", "problem", "remedy"),
-    [(2, "2v2: the learner lacks ", "Train adapters"), (3, "3v1: ranks and servers do not divide", "Give other GPUs")],
-)
-def test_the_last_split_that_goes_on_the_nodes_is_named_with_what_it_lacks(
-    forecaster, engines_per_server, problem, remedy
-):
-    full = ("tuner.train_type=full", "model.torch_dtype=float32", "training.gradient_checkpointing=false")
-    made = forecaster(*full, num_gpus=2, num_nodes=2, engines_per_server=engines_per_server)
-    with refused("nothing-fits", "--hosts", problem=problem, remedy=remedy):
-        propose(made, key="--hosts")
-
-
 def test_gpus_that_cannot_be_split_are_refused(forecaster):
     with refused("too-few-gpus", "--gpus"):
         propose(forecaster(num_gpus=1))
