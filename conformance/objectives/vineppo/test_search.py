@@ -72,7 +72,7 @@ def test_the_search_prefers_what_paid_and_then_what_is_new(select):
         assert (tree.select() is tree.root) == is_wide, "a node widens with the root of its visits"
 
 
-@pytest.mark.parametrize("pending", [0, 3])
+@pytest.mark.parametrize("pending", [0, 5])
 @pytest.mark.parametrize("select", ["uct", "puct"])
 def test_the_search_turns_to_the_rarer_step_at_the_exploration_that_its_formula_says(select, pending):
     paid = replace(trajectory_of(RIGHT, logprobs=(-0.5,) * 7), rewards=((2, 1.0), (7, 2.0)))

@@ -172,7 +172,7 @@ def begin(make: MakeEnvironment, sample: Sample, *, run_seed: int) -> tuple[Envi
     made = make()
     with _Telling(sample.origin, "reset"):
         observation = made.reset(sample, generator_of(run_seed, sample.sample_id))
-        twin = made.clone(generator_of(0))
+        twin = made.clone(generator_of())
         alike = made.fingerprint() == twin.fingerprint()
     if not isinstance(observation, str):
         raise ObservationNotText(f"reset returned {observation!r}", key=sample.origin, remedy="Return a text.")

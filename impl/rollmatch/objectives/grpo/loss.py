@@ -211,7 +211,7 @@ def score_tokens(
     losses = losses * correction
     toward = _column(supervision.reference_logprobs, otherwise=now) - logprobs
     kl = torch.exp(toward) - toward - 1
-    if rules.beta != 0:
+    if rules.beta:
         losses = losses + rules.beta * kl
     total = (losses * _coefficients(supervision, rules, losses)).sum() / _divisor(rules, totals)
     is_clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))

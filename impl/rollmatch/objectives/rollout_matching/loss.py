@@ -174,7 +174,7 @@ def coord_losses(coord: Tensor, total: Tensor, *, bins: Tensor, rules: LossRules
     with torch.set_grad_enabled(torch.is_grad_enabled() and rules.gate_weight != 0):
         # The difference is never negative but for rounding.
         gate = (total - coord.logsumexp(-1)).clamp_min(0.0)
-    if rules.gate_weight != 0:
+    if rules.gate_weight:
         slots = slots + rules.gate_weight * gate
     return slots, gate.detach()
 
