@@ -198,7 +198,7 @@ def _all_at_once(
     kernel: Varlen, states: tuple[Tensor, Tensor, Tensor], bounds: Tensor, *, scale: float | None
 ) -> Tensor:
     """[1, H, T, D], [1, G, T, D] twice -> [1, T, H, D], in the dtype that attention computes in."""
-    query = states[0]
+    query, _, _ = states
     spans = spans_of(bounds, num_tokens=query.shape[2])
     longest = max(b - a for a, b in spans)
     dtype = working_dtype(query)
