@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
+from conformance.doubles.records import make_sample
+from conformance.refusals import refused
 from rollmatch.data import LearnerOrder, Reuse, ReusedOrder, StepShape, WindowPlan
-from rollmatch.data.order import split_evenly
+from rollmatch.data.order import check_order, split_evenly
 
 SEEDS = st.integers(0, 2**40)
 EPOCHS = st.integers(0, 10_000)
@@ -128,6 +130,14 @@ def test_ranks_share_a_window_without_overlap():
     windows = [WindowPlan(16, seed=1, shape=shape, rank=rank).at(1) for rank in (0, 1)]
     assert sorted(chain(*(window.sample_indices for window in windows))) == list(range(16))
     assert {(window.first_step, window.end_step) for window in windows} == {(0, 2)}
+
+
+def test_samples_of_another_order_are_refused():
+    first, second, third = (make_sample(sample_id=number) for number in (4, 5, 6))
+    check_order([[first, second], [third]], [first, second, third], step=2)
+    for brought in ([[second, first], [third]], [[first, second]]):
+        with refused("order-disagrees", "training", problem="for step 2, the learner's order names [4, 5, 6]"):
+            check_order(brought, [first, second, third], step=2)
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 9))

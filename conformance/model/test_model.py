@@ -15,7 +15,7 @@ from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_v
 from conformance.refusals import refused
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_key
-from rollmatch.model.policy import count_weights, load_policy, prepare, unwrap
+from rollmatch.model.policy import count_weights, load_policy, prepare, unwrap, without_adapters
 
 DIGITS = Path(__file__).parents[2] / "fixtures/models/digits"
 EVERYWHERE = (
@@ -223,3 +223,11 @@ def test_a_plain_model_with_the_merged_weights_answers_as_the_adapted_one(use_do
     expected = logits_of(model)
     assert (logits_of(plain) - expected).abs().max() < CLOSE
     assert (untouched - expected).abs().max() > 100 * CLOSE
+
+
+def test_a_policy_without_adapters_is_no_reference_of_itself():
+    model = make_tiny_qwen3()
+    with without_adapters(model, wanted=False):
+        assert not isinstance(model, PeftModel)
+    with refused("reference-missing", "tuner.train_type"), without_adapters(model, wanted=True):
+        pass

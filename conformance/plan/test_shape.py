@@ -70,6 +70,8 @@ def test_a_model_of_unknown_form_is_refused(lost, tmp_path):
     settings = {name: value for name, value in QWEN3_8B.items() if name != lost}
     with refused("shape-unknown", "model.model", problem=lost):
         read_shape(model_directory(tmp_path, settings))
+    with refused("shape-unknown", "model.model", problem=lost):
+        read_shape(model_directory(tmp_path, settings | {lost: 0}))
     read_shape(model_directory(tmp_path, QWEN3_8B))
 
 

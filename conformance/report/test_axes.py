@@ -132,15 +132,21 @@ def test_servers_and_learner_have_a_lane_each_on_one_clock():
 
 
 def test_lanes_are_24_high_with_bars_that_can_be_seen():
-    brief = timeline(1, calls=[[0, START_S + 14.0, START_S + 14.001, 2]])
+    calls = [(10.25, 10.75), (14.0, 14.001), (15.0, 15.33), (17.0, 16.0)]
+    brief = timeline(1, calls=[[0, START_S + begin, START_S + end, 2] for begin, end in calls])
+    brief.pop("rank")
     gantt = make_gantt(make_history([run_event(), timeline(0), brief]))
     assert [(lane.y, [(bar.x, bar.width) for bar in lane.bars]) for lane in gantt.lanes] == [
-        (8.0, [(211.2, 254.4), (677.6, 0.6)]),
+        (8.0, [(211.2, 254.4), (518.6, 21.2), (677.6, 0.6), (720.0, 13.99)]),
         (32.0, [(211.2, 381.6)]),
         (56.0, [(84.0, 84.8), (168.8, 42.4), (211.2, 296.8), (508.0, 84.8), (592.8, 42.4), (635.2, 296.8)]),
     ]
     assert (gantt.borders, gantt.bottom, gantt.height) == (((84.0, "1"), (508.0, "2")), 80.0, 122.0)
     assert gantt.kinds == ("call-1", "call-0", "waits", "sync", "learn")
+    texts = ["waits, 2.00 s", "sync, 1.00 s", "learn, 7.00 s"]
+    learnt = [f"step {step}: {text}" for step in (1, 2) for text in texts]
+    assert [bar.text for bar in gantt.lanes[2].bars] == learnt
+    assert [tick.label for tick in gantt.x.ticks] == ["0", "5", "10", "15", "20"]
 
 
 def test_only_the_last_steps_are_drawn_and_nothing_outside_the_frame():
@@ -160,10 +166,10 @@ def test_every_rank_is_a_learner_and_one_engine_no_numbered_server():
 
 
 def test_figures_are_means_and_staleness_is_counted():
-    assert make_gantt(history_of(4)).figures == (
+    assert make_gantt(history_of(4, sync_s=0.125, learner_idle=float("nan"))).figures == (
         ("rollout R, s", "6.00"),
         ("learning L, s", "7.00"),
-        ("sync, s", "-"),
+        ("sync, s", "0.12"),
         ("servers idle", "30.0%"),
         ("learner idle", "-"),
         ("efficiency, max(R, L) / step", "0.700"),

@@ -185,6 +185,16 @@ def test_totals_shares_and_the_rest_are_the_journals():
     assert (chart.total, chart.per_step) == ("10.0 s", "5.00")
 
 
+def test_a_clock_that_went_backwards_takes_no_time():
+    for phase_s, step_s, expected in (
+        ({"sync": 3.0, "learn": -1.0}, 2.0, (3.0, 0.0)),
+        ({"sync": 3.0}, 4.0, (3.0, 1.0)),
+    ):
+        made = make_phase_chart(history_of(phase_s, step_s=step_s))
+        shares = {row.phase: row.share for row in made.rows}
+        assert (shares["sync"], shares.get("other", 0.0)) == tuple(each / sum(expected) for each in expected)
+
+
 def test_phases_stand_on_each_other_and_bars_in_the_middle():
     chart = make_phase_chart(history_of({"sync": 1.0, "rollout": 2.0, "learn": 2.0}))
     tops = {row.phase: boxes(row.path)[0][1:3] for row in chart.rows if row.path}

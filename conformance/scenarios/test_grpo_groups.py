@@ -1,11 +1,14 @@
 """Capability ``grpo-server-mode``: a group of completions competes with itself."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from conformance.doubles.ranks import together
 from conformance.doubles.records import make_rollout
 from conformance.doubles.tokenizer import make_vocabulary
+from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
 from rollmatch.cli.objectives import make_objective
 from rollmatch.learn.batch import MicroBatch
@@ -76,6 +79,18 @@ def test_the_engine_corrects_where_the_ratio_starts_from_the_learner(start, cap,
     segment = segments_of(objective_with(f"{SECTION}num_generations=2", *rules), rollout(1), rollout(0))[0]
     assert set(segment.policy.old_logprobs) == {old}
     assert set(segment.policy.sampler_logprobs or [None]) == {engine}
+
+
+@pytest.mark.parametrize("logprobs", [None, (-1.0,), (-1.0,) * 3])
+def test_an_engine_that_returns_other_numbers_of_log_probabilities_is_refused(logprobs):
+    """One token and the stop token: two numbers."""
+    objective = objective_with(f"{SECTION}num_generations=2", f"{SECTION}old_logprobs=server")
+    wrong = replace(rollout(1), response_logprobs=logprobs)
+    with refused("logprobs-misfit", "x:1", problem=" for 2 tokens"):
+        targets_of(objective, rollout(0), wrong)
+    assert [segment.policy.old_logprobs for segment in segments_of(objective, rollout(0), rollout(1))] == [
+        (-1.0,) * 2
+    ] * 2
 
 
 @pytest.mark.scenario(

@@ -74,7 +74,7 @@ def flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
 def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
     charts = []
     for plot in PLOTS:
-        series = [read_series(replace(plot.lines[0], label=run.name), run.history) for run in runs]
+        series = [read_series(replace(line, label=run.name), run.history) for line in plot.lines for run in runs]
         known = [one for one in series if any(value is not None for value in one.values)]
         if known:
             charts.append(draw(plot, known))

@@ -7,9 +7,9 @@ from rollmatch.report.axes import Axis, value_axis
 from rollmatch.report.history import Event, History
 from rollmatch.report.numbers import finite, percent, plain
 
-WIDTH, LEFT, RIGHT, TOP = 944, 84.0, 932.0, 8.0
-LANE, BAR = 24.0, 16.0
-"""Height of a lane, and of the bars in it."""
+LEFT, RIGHT, TOP = 84.0, 932.0, 8.0
+LANE = 24.0
+"""Height of a lane; that of the bars in it, and the width of the whole, are the template's."""
 MAX_STEPS = 6
 NARROWEST = 0.6
 """A bar is drawn at least so wide."""
