@@ -236,11 +236,12 @@ def test_the_wait_for_each_part_counts_and_what_is_done_with_a_part_does_not(mon
 def test_time_between_other_phases_since_learning_began_was_learning(monkeypatch):
     step = StepReport(step=0, objective=MATCHING)
     step.learn_began = 100.0
-    step.spans = [("sync", 90.0, 95.0), ("wait", 110.0, 120.0), ("pack", 120.0, 125.0)]
+    before = [("sync", 90.0, 95.0), ("pack", 100.0, 104.0), ("rollout", 96.0, 108.0)]
+    step.spans = [*before, ("wait", 110.0, 120.0), ("pack", 120.0, 125.0)]
     monkeypatch.setattr(time, "time", lambda: 130.0)
     step.end_learning()
-    assert step.phase_s["learn"] == 15.0
-    assert step.spans[3:] == [("learn", 100.0, 110.0), ("learn", 125.0, 130.0)]
+    assert step.phase_s["learn"] == 11.0
+    assert step.spans[5:] == [("learn", 104.0, 110.0), ("learn", 125.0, 130.0)]
 
 
 def test_the_phases_of_two_steps_are_their_own():

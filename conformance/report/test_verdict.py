@@ -164,9 +164,14 @@ def test_facts_of_the_beginning(fields, label, text):
 
 
 def test_memory_and_times_are_facts_where_they_are_known():
-    memory = {"peak_gb": 12.345}
-    steps = [event | {"gpu_memory": memory} for event in step_events(1)]
-    facts = dict(make_facts(make_history([run_event(time=0.0), *steps])))
+    steps = [
+        event | {"gpu_memory": {"peak_gb": 10 * number + 2.345}, "decoding": {"top_p": number / 2}}
+        for number in (0, 1)
+        for event in step_events(number + 1)
+    ]
+    saved = [{"event": "saved", "step": number, "path": f"checkpoint-{number}"} for number in (1, 2)]
+    facts = dict(make_facts(make_history([run_event(time=0.0), *steps, *saved])))
+    assert (facts["Decoding"], facts["Last checkpoint"]) == ("top_p 0.5", "checkpoint-2")
     assert (facts["GPU memory"], facts["Started"]) == ("peak 12.3 GB in tensors", "1970-01-01 00:00 UTC")
     assert "Started" not in dict(make_facts(make_history([run_event(time=4e9)])))
     assert "Time under way" not in dict(make_facts(make_history([run_event()])))

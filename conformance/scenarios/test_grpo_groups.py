@@ -12,6 +12,7 @@ from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
 from rollmatch.cli.objectives import make_objective
 from rollmatch.learn.batch import MicroBatch
+from rollmatch.objectives.grpo.segments import summarize_completions
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
@@ -176,6 +177,25 @@ def test_the_first_failures_of_rewards_are_written_down():
     targets_of(objective, *made, samples=(SAMPLE,) * 4, log=lambda event, **fields: notes.append(fields))
     assert [failure[-3:] for failure in notes[0]["failures"]] == ["'a'", "'b'", "'c'", "'d'", "'e'"]
     assert notes[0]["rewards"] == [None, None, None, 1, None, None, 0, None]
+
+
+def test_figures_are_means_of_what_is_known():
+    made = targets_of(
+        objective_with(f"{SECTION}num_generations=2"),
+        *(
+            rollout(answer, finish_reason=reason)
+            for answer, reason in ((0, "stop"), (1, "stop"), (5, "length"), ("a", "stop"))
+        ),
+        samples=(SAMPLE,) * 2,
+    )
+    figures = summarize_completions(made.reports, ["score"])
+    assert figures == pytest.approx(
+        {
+            "reward": 2.0, "reward_std": (14 / 3) ** 0.5, "reward/score": 2.0, "truncated_rate": 0.25,
+            "flat_group_rate": 0.5, "reward_failed_rate": 0.25, "response_len": 1.0,
+        }
+    )  # fmt: skip
+    assert summarize_completions((), ["score"]) == {}
 
 
 def test_figures_count_groups_that_teach_nothing_and_an_evaluation_shows_its_first_answers():

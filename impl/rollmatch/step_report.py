@@ -95,7 +95,7 @@ def covered(spans: Iterable[Span], *, within: Span) -> float:
 
 
 def _share(part: float, whole: float) -> float:
-    return min(1.0, max(0.0, part / whole)) if whole else 0.0
+    return max(0.0, part / whole) if whole else 0.0
 
 
 @dataclass(slots=True)
