@@ -216,6 +216,8 @@ def test_long_runs_share_bars_and_keep_their_totals():
     assert chart.hover["steps"][:2] == ["1-6", "7-12"]
     assert chart.hover["lines"][PHASES.index("learn")]["text"][0] == "2.00 s"
     assert chart.total == "16 min 40 s"
+    mixed = make_phase_chart(history_of(*[{"learn": 2.0}, {"learn": 1.0}] * 50))
+    assert mixed.hover["lines"][PHASES.index("learn")]["text"][0] == "1.50 s"
     for num_steps, each in ((90, 1), (91, 2)):
         assert make_phase_chart(history_of(*[{"learn": 2.0}] * num_steps)).steps_per_bar == each
 

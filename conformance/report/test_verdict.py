@@ -170,7 +170,12 @@ def test_memory_and_times_are_facts_where_they_are_known():
         for event in step_events(number + 1)
     ]
     saved = [{"event": "saved", "step": number, "path": f"checkpoint-{number}"} for number in (1, 2)]
-    facts = dict(make_facts(make_history([run_event(time=0.0), *steps, *saved])))
+    synced = {"event": "synced", "step": 3, "mode": "adapter", "seconds": 0.12, "num_bytes": 16_855_040}
+    facts = dict(make_facts(make_history([run_event(time=0.0), *steps, *saved, synced])))
+    assert facts["Weight sync"] == "adapter 3 times, 16.9MB in 0.12 s (median)"
+    assert "Weight sync" not in dict(
+        make_facts(make_history([{name: synced[name] for name in ("event", "step", "seconds")}]))
+    )
     assert (facts["Decoding"], facts["Last checkpoint"]) == ("top_p 0.5", "checkpoint-2")
     assert (facts["GPU memory"], facts["Started"]) == ("peak 12.3 GB in tensors", "1970-01-01 00:00 UTC")
     assert "Started" not in dict(make_facts(make_history([run_event(time=4e9)])))
@@ -222,9 +227,10 @@ def test_reasons_are_counted_over_both_halves_most_frequent_first():
     ]
     assert sum(row.share for row in table) == pytest.approx(1.0, abs=1e-3)
     assert table[0].share_text == "45.5%"
+    assert [row.reason for row in drop_rows({"b": 2, "c": 1, "a": 2})] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("drops", [None, [], {}, {"a": 0}, {"a": float("nan")}, {"a": "many"}])
+@pytest.mark.parametrize("drops", [None, [], {}, {"a": 0}, {"a": float("nan")}, {"a": "many"}, {"a": -1}])
 def test_nothing_dropped_is_no_table(drops):
     assert drop_rows(drops) == ()
     assert len(drop_rows({"a": 1})) == 1
