@@ -276,7 +276,7 @@ def coordinate_targets(predicted: PredictedObject, truth: GroundTruth, rules: Tr
     projected = _project(points, true_points, rules)
     if predicted.geometry is Geometry.BBOX:
         projected = np.concatenate([projected.min(axis=0), projected.max(axis=0)])
-    return tuple(int(k) for k in np.clip(np.rint(projected), 0, NUM_BINS - 1).ravel())
+    return tuple(int(k) for k in np.rint(projected).ravel())  # means of true bins, so within their range
 
 
 def _project(points: Floats, true_points: Floats, rules: TransportRules) -> Floats:
