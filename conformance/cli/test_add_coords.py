@@ -1,7 +1,9 @@
 """``rollmatch model add-coords``: the directory it writes loads everywhere, and its new rows are in order."""
 
+import io
 import json
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -30,8 +32,25 @@ def made(tmp_path_factory):
     """The stock model, and the one with coordinates."""
     folder = tmp_path_factory.mktemp("models")
     make_model(folder / "stock")
-    assert main(["model", "add-coords", str(folder / "stock"), str(folder / "coords")]) == 0
+    with redirect_stdout(io.StringIO()) as printed:
+        assert main(["model", "add-coords", str(folder / "stock"), str(folder / "coords")]) == 0
+    (folder / "printed.txt").write_text(printed.getvalue())
     return folder
+
+
+def test_the_output_says_what_was_added(made):
+    ids = Vocabulary.load(made / "coords").coord_ids
+    before, after = (load_file(made / name / "model.safetensors")[EMBEDDING] for name in ("stock", "coords"))
+    first, tokens, rows, values, following = (made / "printed.txt").read_text().splitlines()
+    assert first == f"{made / 'coords'}:"
+    assert tokens == f"  1000 tokens <|coord_0|> .. <|coord_999|>, ids {ids[0]} .. {ids[999]}"
+    assert rows.startswith(
+        f"  {len(before)} -> {len(after)} rows (a multiple of 64), one matrix for embedding and head"
+    )
+    new = after[list(ids)].float()
+    near, far = (mean_cosine(new, apart=apart) for apart in (1, 500))
+    assert values == f"  initial values from the digits: cosine {near:.3f} of bins 1 apart, {far:.3f} of bins 500 apart"
+    assert "stage 1" in following
 
 
 def test_the_model_keeps_its_rows_and_gets_a_thousand_ordered_ones(made):
