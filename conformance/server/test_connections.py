@@ -143,8 +143,8 @@ def test_a_head_that_does_not_end_is_not_waited_for(serve, first):
     assert closed_after_s(served.connect(first)) < 3
 
 
-def test_a_call_may_take_longer_than_its_head(serve):
-    served = serve(head_timeout_s=0.2)
+def test_a_call_may_take_longer_than_its_head_and_its_body(serve):
+    served = serve(head_timeout_s=0.2, idle_timeout_s=0.2)
     for replica in served.parts.pool.replicas:
         replica.delay_s = 0.8
     assert requests.post(f"{served.url}/generate/", json={"prompts": [[5]]}, timeout=60).status_code == 200
@@ -194,6 +194,15 @@ def test_more_connections_than_allowed_are_429_and_health_is_answered(serve):
     while requests.get(f"{served.url}/get_world_size/", timeout=60).status_code == 429:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("num_silent", "status"), [(1, 200), (2, 429), (3, 429)])
+def test_connections_count_that_say_nothing_though_more_of_them_are_accepted(serve, num_silent, status):
+    served = serve(max_connections=2)
+    silent = [served.connect() for _ in range(num_silent)]
+    assert requests.get(f"{served.url}/get_world_size/", timeout=60).status_code == status
+    for connection in silent:
+        connection.close()
 
 
 def test_a_server_without_free_descriptors_answers_once_there_are_some(serve, monkeypatch):

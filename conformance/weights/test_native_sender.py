@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from conformance.dialects.learner_side import rendezvous
 from conformance.refusals import refused
 from conformance.weights.native_double import NativeDouble, Refused
 from rollmatch.dialects.calls import BackgroundCall
@@ -232,6 +233,10 @@ def test_a_busy_group_port_is_named(start, monkeypatch):
         sender.send(tensors_of(1).items(), version=1)
     sender.send(tensors_of(1).items(), version=1)
     assert equal(double.served, tensors_of(1))
+
+
+def test_a_call_to_join_waits_longer_than_the_group_so_that_the_server_s_own_error_arrives():
+    assert rendezvous(join_timeout_s=30).join_call_timeout_s == 35
 
 
 @pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#3"])

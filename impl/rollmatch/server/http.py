@@ -134,7 +134,7 @@ class BoundedBody:
         self.check(self._num_bytes + part)
         self._num_bytes += part
         self._buffered.held += part
-        self._is_whole = not message.get("more_body", False)
+        self._is_whole = not message.get("more_body")
         return message
 
     def check(self, num_bytes: int) -> None:

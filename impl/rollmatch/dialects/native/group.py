@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -46,6 +47,11 @@ class Rendezvous:
     timeout_s: float
     """Longest broadcast."""
     join_timeout_s: float
+
+    @property
+    def join_call_timeout_s(self) -> float:
+        """Of a server's call to join: longer, so that what the server says of it arrives."""
+        return self.join_timeout_s + _GRACE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +135,7 @@ class LearnerGroup:
         close_everywhere(self.servers, rendezvous)
         wait_until_free(rendezvous.host, rendezvous.port)
         sizes = [identity.world_size for identity in self.identities]
-        offsets = [sum(sizes[:index]) for index in range(len(sizes))]
-        pairs = zip(self.servers, offsets, strict=True)
+        pairs = zip(self.servers, accumulate(sizes, initial=0))
         calls = [BackgroundCall(partial(self._ask_to_join, server, offset)) for server, offset in pairs]
         try:
             return self._join_store(calls)
@@ -188,9 +193,9 @@ class LearnerGroup:
             "join_timeout_s": address.join_timeout_s,
             "replace": True,
         }
-        limit = address.join_timeout_s + _GRACE_S
+        limit_s = self.rendezvous.join_call_timeout_s
         try:
-            return server.control(COMMUNICATOR, body, timeout_s=limit, content_type=MSGPACK)
+            return server.control(COMMUNICATOR, body, timeout_s=limit_s, content_type=MSGPACK)
         except ServerRefused as refusal:
             if refusal.code == GroupPortInUse.code:  # a URL in the problem would name the server's HTTP port
                 problem = f"the first server's machine has no free port {address.port} at {address.host}"
@@ -210,9 +215,8 @@ class LearnerGroup:
 def close_everywhere(servers: Sequence[RolloutServer], rendezvous: Rendezvous) -> None:
     """Close this learner's group on all servers, as far as they answer in time."""
     calls = [BackgroundCall(partial(_ask_to_leave, server, rendezvous)) for server in servers]
-    deadline = time.monotonic() + _GRACE_S
     for call in calls:
-        call.is_done(within_s=max(0.001, deadline - time.monotonic()))
+        call.is_done(within_s=_GRACE_S)  # they run at the same time, and as long at most
 
 
 def wait_until_free(host: str, port: int, *, within_s: float = _GRACE_S) -> None:

@@ -65,7 +65,7 @@ class Update:
         """
         attached = self.begin(request)
         try:
-            self.staged = await self.receive(request)
+            self.staged = await self.receive(request, in_place=False)
         except asyncio.CancelledError:  # the learner hung up: its group is of no more use
             self.run_on(self.communicator.close(only=attached))
             raise
@@ -134,7 +134,7 @@ class Update:
         is_like = known is not None and request.tensors is known.tensors and attached is self.communicator.attached
         return known if is_like else None
 
-    async def receive(self, request: SyncRequest, *, in_place: bool = False) -> Staged:
+    async def receive(self, request: SyncRequest, *, in_place: bool) -> Staged:
         """What is announced, on all workers, verified and merged.
 
         ``in_place``: nothing is generated meanwhile; caches are emptied while the bytes travel, workers may wait, and

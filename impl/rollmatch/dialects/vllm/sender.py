@@ -101,7 +101,7 @@ class StockSender:
         if self._is_open and self._read_versions() == self._versions:
             return
         self.close()
-        wait_until_free(self.rendezvous.host, self.rendezvous.port, within_s=self.rendezvous.timeout_s + _GRACE_S)
+        wait_until_free(self.rendezvous.host, self.rendezvous.port, within_s=self.rendezvous.timeout_s)
         sizes = [int(server.get("/get_world_size")["world_size"]) for server in self.servers]
         address = GroupAddress(
             host=own_address(self.rendezvous.host, self.rendezvous.port),
@@ -113,10 +113,10 @@ class StockSender:
             join_timeout_s=self.rendezvous.join_timeout_s,
         )
         joining = BackgroundCall(partial(self._transport.open, address))
+        limit_s = self.rendezvous.join_call_timeout_s
         bodies = [
             {"init_info": self._transport.init_info(address, 1 + sum(sizes[:place]))} for place in range(len(sizes))
         ]
-        limit_s = address.join_timeout_s + _GRACE_S
         calls = [
             BackgroundCall(partial(server.control, JOIN, body, timeout_s=limit_s))
             for server, body in zip(self.servers, bodies)
