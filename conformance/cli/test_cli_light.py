@@ -177,7 +177,11 @@ def error_of_torch():
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/journal.jsonl"), "No space left on device"),
+        (
+            lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/journal.jsonl"),
+            "out/journal.jsonl: cannot be written: No space left on device",
+        ),
+        (lambda: OSError(errno.EROFS, ""), "training.output_dir: cannot be written: Read-only file system"),
         (lambda: SAFETENSORS, "No space left on device"),
         (error_of_torch, "full disk"),
     ],

@@ -88,6 +88,55 @@ def test_a_card_names_the_model_and_what_the_first_run_began_with(tmp_path):
     assert "`Qwen/Qwen3-VL-2B-Instruct`, trained with rollmatch: `sft`, then `grpo`; full fine-tuning." in lines
 
 
+@pytest.mark.parametrize("system", ["Answer briefly.", None])
+def test_a_card_shows_the_prompt_and_the_first_and_last_evaluation(tmp_path, system):
+    from rollmatch.cli.export import card
+
+    prompts = {"system": system, "user": "List all."}
+    custom = {"trainer_variant": "sft", "prompts": prompts}
+    custom["extra"] = {"rollout_matching": {"answer_format": "json"}}
+    run = tmp_path / "run"
+    (tmp_path / "model").mkdir()
+    run.mkdir()
+    (run / RESOLVED).write_text(json.dumps({"model": {"model": str(tmp_path / "model")}, "custom": custom}))
+    events = [
+        {"f1": 0.123456, "seconds": 1, "a/b": 1},
+        {"f1": 0.2},
+        {"f1": 0.5, "ap": 2 / 3, "tokens_per_s": 7, "a/b": 2},
+    ]
+    lines = [{"event": "run"}, *({"event": "evaluated", "metrics": metrics} for metrics in events)]
+    (run / JOURNAL).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = ["* System: Answer briefly."] if system else []
+    assert card("cats", run, "made").splitlines() == [
+        *("---", "library_name: transformers", "tags: [rollmatch]", "---", "", "# cats", ""),
+        *("`model`, trained with rollmatch: `sft`; made.", ""),
+        *("Trained with this prompt:", "", *asked, "* User, after the image: List all.", ""),
+        *("Answers have the form `json`.", ""),
+        *("| held-out metric | before | last |", "|---|---|---|", "| f1 | 0.1235 | 0.5 |", "| ap | - | 0.6667 |"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("described", "dtype", "written"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16", {"dtype": "float16"}),
+        ({"torch_dtype": "float16", "text_config": {"dtype": "x"}}, "float16", {"torch_dtype": "float16"}),
+        ({"dtype": "int8", "text_config": {"torch_dtype": "bfloat16"}}, "bfloat16", {"dtype": "float16"}),
+        ({"vision_config": None, "text": {"dtype": "bfloat16"}}, "float32", {}),
+    ],
+)
+def test_the_dtype_is_read_and_written_where_a_model_says_it(tmp_path, described, dtype, written):
+    from rollmatch.cli.export import _write_config, dtype_of
+
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    assert dtype_of(tmp_path) == dtype
+    _write_config(tmp_path, "float16")
+    parts = {
+        name: dict.fromkeys(part, "float16") if name == "text_config" else part for name, part in described.items()
+    }
+    assert json.loads((tmp_path / "config.json").read_text()) == parts | written
+
+
 def test_transformers_loads_it_with_the_weights_that_servers_get(exported):
     from rollmatch.cli.export import load_trained
     from rollmatch.config import load_config

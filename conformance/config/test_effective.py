@@ -5,8 +5,8 @@ import json
 import pytest
 
 from conformance.refusals import refused
-from conformance.scenarios.configs import config_with
-from rollmatch.config import check_files
+from conformance.scenarios.configs import GRPO, config_with
+from rollmatch.config import check_files, effective, servers
 from rollmatch.config.effective import (
     chunked_prefill,
     enforce_eager,
@@ -80,6 +80,128 @@ def test_lengths_threads_and_cache_are_the_set_ones_or_have_a_default(overrides,
     assert max_model_len(config) == length
     assert (kv_cache_memory_mib(config, on_gpu=False), kv_cache_memory_mib(config, on_gpu=True)) == cache
     assert (rollout_threads(config, on_gpu=False), rollout_threads(config, on_gpu=True)) == threads
+
+
+LORA, SERVER = "tuner.train_type=lora", ("~.vllm.mode=server", "~.vllm.server.base_url=http://a:1")
+SERVER = (*SERVER, "~.vllm.server.group_port=2")
+REUSED = ("custom.extra.grpo.num_iterations=2", "custom.extra.grpo.correction_cap=2")
+STAGE_1 = ("custom.trainer_variant=sft", "training.packing=false")
+LARGE = {"on_gpu": True, "num_parameters": 10**9}
+SECTION = "custom.extra.rollout_server"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "cases"),
+    [
+        (
+            effective,
+            "learner_dtype",
+            [
+                *((["model.torch_dtype=auto"], "float32"), (["model.torch_dtype=float16", LORA], "float16")),
+                *((["model.torch_dtype=auto", LORA], "auto"), (["training.bf16=true"], "float32")),
+                (["model.torch_dtype=bfloat16", "training.allow_half_weights=true", "training.bf16=false"], "bfloat16"),
+                (["model.torch_dtype=bfloat16", "training.bf16=true"], "float32"),
+            ],
+        ),
+        (
+            effective,
+            "engine_dtype",
+            [
+                *((["~.vllm.dtype=float16", "training.bf16=true"], "float16"), (["training.bf16=true"], "bfloat16")),
+                (["training.bf16=false", "model.torch_dtype=float32"], "float32"),
+            ],
+        ),
+        (
+            effective,
+            "rollout_backend",
+            [
+                *(([*SERVER, *STAGE_1], "hf"), (SERVER, "vllm"), (STAGE_1, "vllm")),
+                ([*SERVER, *STAGE_1, "~.rollout_backend=hf"], "hf"),
+            ],
+        ),
+        (effective, "max_prompt_len", [(["~.max_new_tokens=24"], 1000), (["~.vllm.max_model_len=600"], 600 - 512)]),
+        (
+            effective,
+            "reference_in_batch",
+            [
+                *(([*GRPO, LORA, "custom.extra.grpo.beta=0.1"], True), ([*GRPO, "custom.extra.grpo.beta=0.1"], False)),
+                *(([*GRPO, LORA, "custom.extra.grpo.beta=0"], False), ([LORA, "custom.extra.grpo.beta=0.1"], False)),
+                ([*GRPO, LORA, "custom.extra.grpo.beta=0.1", *REUSED], False),
+            ],
+        ),
+        (
+            effective,
+            "old_logprobs",
+            [
+                *(([*GRPO], "current"), ([*GRPO, *REUSED], "recomputed")),
+                ([*GRPO, "custom.extra.grpo.steps_per_generation=2"], "recomputed"),
+                ([*GRPO, "custom.extra.grpo.old_logprobs=server"], "server"),
+            ],
+        ),
+        (
+            effective,
+            "steps_per_window",
+            [
+                *(([*GRPO, *REUSED], 2), ([*GRPO, *REUSED, "custom.extra.grpo.steps_per_generation=3"], 6)),
+                (["custom.extra.grpo.steps_per_generation=3"], 1),
+            ],
+        ),
+        (
+            effective,
+            "staleness_when_learning_begins",
+            [([*GRPO, *REUSED, "~.max_staleness=5"], 4), (["~.max_staleness=5"], 5)],
+        ),
+        (servers, "uses_servers", [(SERVER, True), ((), False), ([*SERVER, *STAGE_1], False)]),
+        (
+            servers,
+            "max_model_len",
+            [
+                *((["~.vllm.max_model_len=600"], 600), ([*GRPO, "~.vllm.max_model_len=600"], 1024)),
+                *(([f"{SECTION}.vllm_max_model_len=700"], 700), ([*GRPO, f"{SECTION}.vllm_max_model_len=2000"], 2000)),
+            ],
+        ),
+        (
+            servers,
+            "prefix_caching",
+            [
+                ([f"{SECTION}.vllm_enable_prefix_caching={one}", f"~.vllm.enable_prefix_caching={other}"], found)
+                for one, other, found in (("false", "true", False), ("true", "false", True), ("null", "false", False))
+            ],
+        ),
+        (
+            servers,
+            "memory_share",
+            [((), 0.9), (GRPO, 0.6), ([*GRPO, f"{SECTION}.vllm_gpu_memory_utilization=0.3"], 0.3)],
+        ),
+    ],
+)
+def test_what_follows_from_several_keys(module, name, cases):
+    assert [(overrides, getattr(module, name)(config_with(*overrides))) for overrides, _ in cases] == cases
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changed", "compiled"),
+    [
+        *(((), {}, True), ((), {"on_gpu": False}, False), ((), {"num_parameters": 10**9 - 1}, False)),
+        *((("training.strategy=fsdp2",), {}, True), (("training.strategy=deepspeed_zero2",), {}, False)),
+        *(((LORA, "tuner.lora_dropout=0.1"), {}, False), ((LORA, "tuner.lora_dropout=0"), {}, True)),
+        ((LORA, "tuner.lora_dropout=0", "tuner.use_dora=true"), {}, True),
+        ((LORA, "tuner.lora_dropout=0", "tuner.use_dora=true", "training.strategy=fsdp2"), {}, False),
+        (("training.compile_layers=true",), {"on_gpu": False}, True),
+        (("training.compile_layers=false",), {}, False),
+    ],
+)
+def test_layers_of_large_models_are_compiled_where_that_works(overrides, changed, compiled):
+    assert effective.compiles_layers(config_with(*overrides), **LARGE | changed) is compiled
+
+
+@pytest.mark.parametrize(("mode", "ranks", "sent"), [("full", 2, "full"), ("adapter", 1, "adapter")])
+def test_adapters_are_sent_by_one_rank(mode, ranks, sent):
+    config = config_with(LORA, "~.vllm.enable_lora=true", f"~.vllm.sync.mode={mode}")
+    assert effective.sync_mode(config, learner_world_size=ranks) == sent
+    if sent == "adapter":
+        with refused("adapter-with-several-ranks", "custom.extra.rollout_matching.vllm.sync.mode"):
+            effective.sync_mode(config, learner_world_size=2)
 
 
 BROKEN = [("config.json", "{"), ("config.json", "")]

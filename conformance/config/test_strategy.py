@@ -29,6 +29,8 @@ def test_names_stand_for_settings():
     assert read_strategy("fsdp2").settings == {"version": 2, "state_dict_type": "SHARDED_STATE_DICT"}
     assert [read_strategy(f"deepspeed_zero{stage}").stage for stage in (2, 3)] == [2, 3]
     assert [read_strategy(f"deepspeed_zero{stage}").splits_weights for stage in (2, 3)] == [False, True]
+    whole = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
+    assert read_strategy("deepspeed_zero3").settings["zero_optimization"] == whole
 
 
 def test_a_file_is_deepspeeds_or_that_of_fsdp2(file):
