@@ -9,7 +9,7 @@ import signal
 from collections import deque
 from functools import partial
 from itertools import count
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from ray.exceptions import RayActorError, RayError
@@ -68,10 +68,11 @@ class Actor:
 
     def _signal(self, number):
         self.ray.told.append((self.name, signal.Signals(number).name))
+        end = self.ray.last_words.get(self.name, -number)
         if self.name in self.ray.deaf:
             self.ray.is_kept_waiting = True
         else:
-            self._say(-number)
+            self._say(end)
 
     def _kill(self):
         self.ray.told.append((self.name, "killed"))
@@ -81,8 +82,9 @@ class Actor:
 class RayDouble:
     """In place of the module ``ray``."""
 
-    def __init__(self, needs, lives, hosts=None, deaf=()):
+    def __init__(self, needs, lives, hosts=None, deaf=(), last_words=MappingProxyType({})):
         self.names, self.lives, self.deaf = [need.name for need in needs], lives, deaf
+        self.last_words = last_words
         self.hosts, self.told, self.ports, self.is_kept_waiting = hosts or {}, [], count(1), False
 
     def place(self, _group, index):
@@ -160,7 +162,6 @@ ENDED = [("server-0", "SIGTERM"), ("server-0", "ended")]
         ({"learner": [[GONE], [0]]}, 0, [SERVED, TRAINED, ("learner", "ended"), RESUMED, *ENDED]),
         ({"server-0": [[0]], "learner": [["a", "b", 0]]}, 0, [SERVED, TRAINED, SERVED, *ENDED]),
         ({"server-0": [[GONE]], "learner": [["a", "b", "c", 0]]}, 0, [SERVED, TRAINED, ENDED[1], SERVED, *ENDED]),
-        ({"learner": [[signal.SIGINT]]}, 130, [SERVED, TRAINED, ("learner", "SIGINT"), *ENDED]),
     ],
 )
 def test_what_is_started_again_and_what_ends_the_run(run, lives, code, told):
@@ -202,6 +203,15 @@ def test_an_error_of_a_run_that_has_begun_is_resumed(run, monkeypatch):
     monkeypatch.setattr(ray_run, "holds_run", lambda directory: directory.name == "one")
     assert run({"learner": [[1], [0]]}) == 0
     assert RESUMED in run.told
+
+
+@pytest.mark.parametrize(("end", "code"), [(-signal.SIGINT, 130), (5, 5), (0, 0), (GONE, 130)])
+def test_a_signal_ends_the_run_when_the_learner_has_ended(run, end, code):
+    before = signal.getsignal(signal.SIGINT)
+    assert run({"learner": [["a", signal.SIGINT]]}, last_words={"learner": end}) == code
+    asked = [SERVED, TRAINED, ("learner", "SIGINT")]
+    assert [each for each in run.told if each != ("learner", "ended")] == [*asked, *ENDED]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_second_signal_ends_a_learner_that_stays(run):

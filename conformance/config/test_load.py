@@ -122,6 +122,8 @@ def test_a_value_inside_a_mapping_or_list_is_named_by_its_place():
     assert rejected(f"{images}=-1") == [("out-of-range", images)]
     for wrong, place in (("[wandb, x]", 1), ("mlflow", 0), ("[mlflow, wandb]", 0)):
         assert rejected(f"training.report_to={wrong}") == [("not-a-choice", f"training.report_to.{place}")]
+    both = [("not-a-choice", f"training.report_to.{place}") for place in (0, 1)]
+    assert rejected("training.report_to=[mlflow, x]") == both
     config = config_with(f"{images}=1", "training.report_to=wandb", "~.rollout_backend=VLLM")
     assert (config.training.report_to, config.custom.extra.rollout_matching.rollout_backend) == (("wandb",), "vllm")
 
@@ -135,6 +137,7 @@ def test_a_value_inside_a_mapping_or_list_is_named_by_its_place():
     [
         ("training.packing_bufer=1", "training.packing_buffer"),
         ("packing_buffer=1", "training.packing_buffer"),
+        ("training.bf=true", "training.bf16"),
         ("custom.decode_mode=beam", "custom.extra.rollout_matching.decode_mode"),
         ("trainig.seed=1", "training"),
         ("~.vllm.fallback_to_ful=true", "custom.extra.rollout_matching.vllm.sync.fallback_to_full"),

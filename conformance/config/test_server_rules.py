@@ -5,10 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.refusals import refused
-from conformance.scenarios.configs import config_with, rejected
+from conformance.scenarios.configs import LONG, config_with, rejected
 from rollmatch.config.connection import ServerConfig
 from rollmatch.config.effective import sync_mode
 from rollmatch.config.servers import pair_servers
+from rollmatch.config.servers_file import read_entries
 
 SERVER = "~.vllm.mode=server"
 A, B, C = (f"http://127.0.0.1:{port}" for port in (8000, 8001, 8002))
@@ -128,6 +129,29 @@ def test_what_a_list_that_changes_does_not_go_with(code, overrides):
     assert rejected(*form, *overrides) == [(code, "~.vllm.server.servers_file")]
     config_with(*form)
     config_with(*GOOD, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        *(
+            ("{}", "holds no list"),
+            ("[]", "at least 1 item"),
+            ("[1", "servers.yaml: "),
+            (None, "cannot be read: No such"),
+        ),
+        (b"\xff", "is not UTF-8"),
+        ("[{base_url: http://a:1}]", "servers.0.group_port: Field required"),
+    ],
+)
+def test_a_list_in_a_file_says_what_is_wrong_with_it(tmp_path, text, problem):
+    path = tmp_path / "servers.yaml"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with refused("servers-file-invalid", f"{LONG}vllm.server.servers_file", problem=problem):
+        read_entries(str(path))
+    path.write_text("[{base_url: http://a:1, group_port: 2}]")
+    assert [(entry.base_url, entry.group_port) for entry in read_entries(str(path))] == [("http://a:1", 2)]
 
 
 def pairs_of(config):
