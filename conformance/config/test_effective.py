@@ -7,6 +7,7 @@ import pytest
 from conformance.refusals import refused
 from conformance.scenarios.configs import GRPO, config_with
 from rollmatch.config import check_files, effective, servers
+from rollmatch.config.dataset import ColumnsConfig
 from rollmatch.config.effective import (
     chunked_prefill,
     enforce_eager,
@@ -16,6 +17,7 @@ from rollmatch.config.effective import (
     tensor_parallel_rule,
     tensor_parallel_size,
 )
+from rollmatch.config.yaml_dialect import parse_value
 from rollmatch.errors import ErrorList
 
 TP_KEY = "custom.extra.rollout_matching.vllm.tensor_parallel_size"
@@ -251,6 +253,24 @@ def test_quantized_weights_are_refused(place):
     (place / "models/tiny/config.json").write_text(json.dumps({"quantization_config": {"quant_method": "gptq"}}))
     with refused("base-quantized", "model.model", remedy="QLoRA"):
         check_files(config_with())
+
+
+def test_a_list_of_servers_is_read_where_servers_are_used(place):
+    section = "custom.extra.rollout_matching.vllm.server.servers_file"
+    listed = "~.vllm.server.servers_file=servers.yaml"
+    with refused("servers-file-invalid", section, problem="servers.yaml cannot be read"):
+        check_files(config_with("~.vllm.mode=server", listed))
+    check_files(config_with("~.vllm.mode=colocate", listed))
+    (place / "servers.yaml").write_text("[{base_url: http://a:1, group_port: 2}]")
+    check_files(config_with("~.vllm.mode=server", listed))
+
+
+@pytest.mark.parametrize(
+    ("columns", "has"),
+    [("{}", False), ("{prompt: q}", True), ("{messages: m}", True), ("{prompt: q, messages: m}", True)],
+)
+def test_samples_have_questions_where_a_column_holds_them(columns, has):
+    assert ColumnsConfig.model_validate(parse_value(columns)).has_questions is has
 
 
 def test_everything_missing_is_reported_at_once(tmp_path, monkeypatch):
