@@ -233,6 +233,12 @@ def test_a_step_keeps_its_number_of_completions(size, accumulation, group):
     assert prompts * group == size * accumulation
 
 
+@pytest.mark.parametrize("value", [True, "8", 8.0])
+def test_a_size_that_is_no_whole_number_is_refused(value):
+    with refused("import-batch", "SOURCE", problem=f"is {value!r}, not a whole number"):
+        convert("trl", {"per_device_train_batch_size": value})
+
+
 @pytest.mark.parametrize("words", [["no-such.yaml"], ["accelerate", "launch"], ["swift", "rlhf", "grpo"]])
 def test_what_is_no_configuration_is_refused(words):
     with refused("import-source-unreadable", "SOURCE"):

@@ -1,0 +1,90 @@
+"""Each value of TRL's and ms-swift's arguments that is converted, and what it becomes."""
+
+import pytest
+
+from rollmatch.cli.import_config import GRPO, MATCHING, SERVER, convert
+
+ON_BY_DEFAULT = (("trl", "shuffle_dataset"), ("swift", "dataset_shuffle"), ("swift", "train_dataloader_shuffle"))
+NEUTRAL = {
+    "importance_sampling_level": ["token"], "multi_objective_aggregation": ["sum_then_normalize"],
+    "log_completions": [True], "shuffle_dataset": [True], "dataset_shuffle": [True], "min_p": [0], "use_hf": [True],
+    "do_train": [True], "eval_strategy": ["steps"], "save_strategy": ["steps"], "logging_strategy": ["steps"],
+    "remove_unused_columns": [True], "task_type": ["causal_lm"], "lora_task_type": ["CAUSAL_LM"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "key", "value", "left_out"),
+    [
+        ("trl", {"warmup_ratio": 0.0}, "training.warmup_steps", None, None),
+        ("trl", {"vllm_enable_sleep_mode": False}, f"{MATCHING}.vllm.sleep_level", 0, None),
+        ("swift", {"sleep_level": 0}, f"{MATCHING}.vllm.sleep_level", 0, None),
+        ("swift", {"sleep_level": 1}, f"{MATCHING}.vllm.sleep_level", 1, None),
+        ("trl", {"top_k": 5}, f"{MATCHING}.decoding.top_k", 5, None),
+        ("swift", {"adapters": []}, "model.adapter", None, None),
+        ("swift", {"adapters": "a"}, "model.adapter", "a", None),
+        ("swift", {"advantage_estimator": "grpo"}, f"{GRPO}.baseline", "mean", None),
+        ("swift", {"advantage_estimator": "gae"}, f"{GRPO}.baseline", None, "advantage_estimator"),
+        ("trl", {"loss_type": "dapo"}, f"{GRPO}.normalize", "token", None),
+        ("trl", {"loss_type": "bnpo"}, f"{GRPO}.normalize", None, "loss_type"),
+        ("trl", {"scale_rewards": True}, f"{GRPO}.scale_rewards", "group", None),
+        ("trl", {"scale_rewards": "batch"}, f"{GRPO}.scale_rewards", "batch", None),
+        ("trl", {"attn_implementation": None}, "model.attn_impl", None, None),
+        ("trl", {"lora_target_modules": "all-linear"}, "tuner.target_regex", None, None),
+        ("trl", {"lora_target_modules": "q"}, "tuner.target_regex", r".*\.(q)", None),
+        ("trl", {"use_peft": True}, "tuner.train_type", "lora", None),
+        ("trl", {"use_peft": False}, "tuner.train_type", None, None),
+        ("swift", {"train_type": "full"}, "tuner.train_type", "full", None),
+        ("swift", {"train_type": "full"}, "tuner.lora_rank", None, None),
+        ("swift", {"dataset": "a.jsonl"}, "custom.train_jsonl", "a.jsonl", None),
+        ("swift", {"dataset": ["a.json"]}, "custom.train_jsonl", None, "dataset"),
+        ("swift", {"val_dataset": ["v.jsonl"]}, "custom.val_jsonl", "v.jsonl", None),
+        ("trl", {"dataset_name": "a.jsonl"}, "custom.train_jsonl", "a.jsonl", None),
+        ("trl", {"dataset_name": "hub/x"}, "custom.dataset.val", "test", "dataset_name"),
+        ("trl", {"dataset_name": None}, "custom.dataset.source", None, "dataset_name"),
+        *((kind, {name: False}, name, None, name) for kind, name in ON_BY_DEFAULT),
+        ("trl", {name: value for name, values in NEUTRAL.items() for value in values}, "min_p", None, None),
+        ("trl", {"eval_strategy": "no"}, "eval_strategy", None, None),
+        ("trl", {"eval_strategy": "epoch"}, "eval_strategy", None, "eval_strategy"),
+        ("trl", {"vllm_importance_sampling_correction": False}, f"{GRPO}.correction_cap", None, None),
+        ("trl", {"vllm_importance_sampling_cap": 5.0}, f"{GRPO}.correction_cap", 5.0, None),
+        ("trl", {"vllm_importance_sampling_mode": "token_truncate"}, f"{GRPO}.correction_cap", 3.0, None),
+        ("swift", {"rollout_importance_sampling_mode": "token_truncate"}, f"{GRPO}.correction_cap", 2.0, None),
+        (
+            "swift",
+            {"rollout_importance_sampling_mode": "token_mask"},
+            f"{GRPO}.correction_cap",
+            2.0,
+            "rollout_importance_sampling_mode",
+        ),
+        ("trl", {"vllm_server_port": [1, 2], "vllm_group_port": 7}, f"{SERVER}.group_port", [7, 8], None),
+        ("trl", {"vllm_server_port": [1, 2], "vllm_group_port": [7, 9]}, f"{SERVER}.group_port", [7, 9], None),
+        ("trl", {"vllm_server_port": 1, "vllm_group_port": [7]}, f"{SERVER}.group_port", 7, None),
+        (
+            "trl",
+            {"vllm_server_base_url": "http://x:1", "vllm_server_port": 2},
+            f"{SERVER}.base_url",
+            "http://x:1",
+            None,
+        ),
+        ("trl", {}, f"{SERVER}.base_url", None, None),
+        (
+            "swift",
+            {"per_device_train_batch_size": 6, "num_generations": 6},
+            "training.gradient_accumulation_steps",
+            3,
+            None,
+        ),
+        (
+            "trl",
+            {"reward_funcs": "accuracy"},
+            f"{GRPO}.rewards",
+            [{"function": "accuracy", "weight": 1.0}],
+            "reward_funcs",
+        ),
+    ],
+)
+def test_a_value_becomes_ours_or_is_left_out_by_name(kind, fields, key, value, left_out):
+    made = convert(kind, fields)
+    assert made.keys.get(key) == value
+    assert made.left_out.keys() - convert(kind, {}).left_out.keys() == ({left_out} if left_out else set())
