@@ -239,6 +239,18 @@ def test_a_size_that_is_no_whole_number_is_refused(value):
         convert("trl", {"per_device_train_batch_size": value})
 
 
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [({"model": "\u00e9"}, "swift"), ({"rlhf_type": "grpo"}, "swift"), ({"model_name_or_path": "M"}, "trl")],
+)
+def test_a_yaml_is_known_by_the_names_that_only_one_of_both_has(tmp_path, fields, kind):
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(fields))
+    assert read_source([str(tmp_path / "c.yaml")]) == (kind, fields)
+    text = convert(kind, fields).text()
+    assert ("model: \u00e9\n" in text) == ("model" in fields)
+    assert "# not set here, and needed: training.output_dir\n" in text
+
+
 @pytest.mark.parametrize("words", [["no-such.yaml"], ["accelerate", "launch"], ["swift", "rlhf", "grpo"]])
 def test_what_is_no_configuration_is_refused(words):
     with refused("import-source-unreadable", "SOURCE"):
