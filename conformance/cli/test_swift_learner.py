@@ -73,6 +73,36 @@ def test_every_variant_has_its_name_there(override, name, value):
     assert understood(f"{GRPO}.{override}")[name] == value
 
 
+@pytest.mark.parametrize(
+    ("override", "name", "value"),
+    [
+        ("training.per_device_train_batch_size=3", "per_device_eval_batch_size", 3 * 8),
+        *(
+            (f"training.gradient_checkpointing={on}", "gradient_checkpointing", on != "false")
+            for on in ("false", "auto")
+        ),
+        *(
+            ("overlong=skip", "truncation_strategy", "delete"),
+            ("overlong=truncate_left", "truncation_strategy", "left"),
+        ),
+        ("model.attn_impl=sdpa", "attn_impl", "sdpa"),
+        ("custom.extra.rollout_matching.decoding.top_p=0.5", "top_p", 0.5),
+        ("custom.extra.rollout_matching.repetition_penalty=1.5", "repetition_penalty", 1.5),
+        *((f"training.{name}=3", name, 3) for name in ("save_steps", "gradient_accumulation_steps", "warmup_steps")),
+        ("tuner.freeze_vit=true", "freeze_vit", True),
+    ],
+)
+def test_every_number_and_switch_has_its_name_there(override, name, value):
+    assert understood(override)[name] == value
+
+
+@pytest.mark.parametrize(("gpus", "number"), [((), "1"), (("6",), "1"), (("6", "7"), "2")])
+def test_a_process_is_started_per_gpu_and_one_without_any(gpus, number):
+    environment = learner_command(config_of(), str(CONFIG), overrides=(), gpus=gpus).environment
+    assert environment["NPROC_PER_NODE"] == number
+    assert environment.get("CUDA_VISIBLE_DEVICES") == (",".join(gpus) or None)
+
+
 def test_what_is_not_set_is_not_passed():
     parsed = understood(f"{GRPO}.correction_cap=null", "tuner.train_type=full", "tuner.use_dora=false")
     assert not parsed.keys() & {"rollout_importance_sampling_mode", "use_dora", "lora_rank", "delta", "attn_impl"}
