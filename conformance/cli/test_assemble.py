@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conformance.rollout.digits import load_digits
-from conformance.scenarios.configs import config_with
+from conformance.scenarios.configs import GRPO, config_with
 from rollmatch.cli import assemble, computing
 from rollmatch.ranks import Ranks
 
@@ -85,6 +85,14 @@ def test_rows_have_no_padding_where_a_flash_kernel_takes_them(
     is_free = computing.is_padding_free(config_with("training.packing=false", *overrides), model)
     is_chosen = overrides == ("training.padding_free=true",)
     assert is_free is (found and (on_gpu or is_chosen))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_reference_is_kept_where_one_is_needed_and_does_not_learn(monkeypatch, beta):
+    monkeypatch.setattr(assemble, "read_policy", lambda _: torch.nn.Linear(2, 2))
+    kept = assemble._load_reference(config_with(*GRPO, f"custom.extra.grpo.beta={beta}"), None)
+    assert (kept is None) == (beta == 0)
+    assert kept is None or not (kept.training or any(weight.requires_grad for weight in kept.parameters()))
 
 
 @pytest.mark.parametrize(("wanted", "found"), [("auto", None), ("true", True), ("false", False)])

@@ -39,6 +39,8 @@ class ListedMachine:
             del self.installed[command[-1]]
             return None
         assert command[:2] == [sys.executable, "-c"]
+        assert options["text"]
+        assert options["capture_output"]
         name = command[2].removeprefix("import torch, ").removesuffix("; print('imported')")
         said = self.broken.get(name)
         if name == "torchvision" and self.hook_helps and (self.purelib / HOOK_FILE).exists():

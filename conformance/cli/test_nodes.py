@@ -122,6 +122,14 @@ def test_an_endpoint_that_this_machine_cannot_use_is_refused(monkeypatch):
     assert interface_variables("") == {}
 
 
+@pytest.mark.parametrize(("address", "name"), [("127.0.0.1%lo", "scoped"), ("10.0.0.8", "")])
+def test_the_interface_is_the_one_with_the_address_whatever_its_scope(monkeypatch, address, name):
+    held = {"other": "10.0.0.9", "scoped": address}
+    interfaces = {each: [SimpleNamespace(address=one)] for each, one in held.items()}
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: interfaces)
+    assert check_endpoint(nodes(1)) == name
+
+
 @pytest.mark.scenario(
     "launchers/a-server-named-by-loopback-for-two-machines",
     clauses=["launchers/a-learner-on-several-machines-is-started-by-torchrun-s-words#4"],

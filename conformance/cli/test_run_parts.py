@@ -117,6 +117,14 @@ def test_steps_are_reported_by_the_run_alone(overrides, added, min_fill):
     assert (watcher.trainer, watcher.min_fill) == (trainer, min_fill)
 
 
+@pytest.mark.parametrize(("received", "agreed"), [([None, 15, 2], 15), ([None, None, None], None), ([2, None, 15], 2)])
+def test_ranks_stop_by_the_first_signal_that_any_of_them_has_received(received, agreed):
+    watcher = RunWatcher(None, min_fill=None)
+    watcher.trainer = Mock()
+    watcher.trainer.source.ranks.gather.return_value = received
+    assert (watcher.agree_to_stop(), watcher.stop_signal) == (agreed, agreed)
+
+
 @pytest.mark.parametrize(
     ("num_evaluations", "stopped", "lines"),
     [

@@ -125,6 +125,8 @@ def test_numbers_that_are_named_are_kept():
     assert layout_of(two, learners=16) == Layout(num_learner_nodes=2, ranks_per_node=8, servers=(1,))
     assert layout_of(one, learners=6) == Layout(num_learner_nodes=3, ranks_per_node=2, servers=(1,))
     assert layout_of(ClusterGpus(), learner_nodes=2) == Layout(num_learner_nodes=2, ranks_per_node=1, servers=(1,))
+    too_many = Layout(num_learner_nodes=1, ranks_per_node=10, servers=(1,))
+    assert layout_of(ClusterGpus(nodes=(4,)), learners=10) == too_many, "what is too small is found by what is reserved"
     eight = layout_of(two, "custom.extra.rollout_server.vllm_data_parallel_size=4", learners=2)
     assert eight == Layout(num_learner_nodes=1, ranks_per_node=2, servers=(4,))
     with refused("out-of-range", "--learner-nodes"):

@@ -11,12 +11,13 @@ from functools import partial
 
 import pytest
 import requests
+import uvicorn
 
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_parts
 from rollmatch.cli.server_app import make_app
 from rollmatch.config.limits import LimitsConfig
-from rollmatch.server.connections import Acceptor, listen
+from rollmatch.server.connections import Acceptor, EndedServer, listen
 from rollmatch.server.health import health_of
 from rollmatch.server.port import bind_http
 
@@ -216,6 +217,13 @@ def test_a_server_without_free_descriptors_answers_once_there_are_some(serve, mo
         caller.settimeout(60)
         caller.sendall(b"GET /health/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert caller.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(("should_exit", "is_ending"), [(False, False), (True, False), (False, True), (True, True)])
+def test_a_server_ends_when_uvicorn_or_the_caller_says_so(should_exit, is_ending):
+    server = EndedServer(uvicorn.Config(lambda: None), lambda: is_ending)
+    server.should_exit = should_exit
+    assert asyncio.run(server.on_tick(1)) is (should_exit or is_ending)
 
 
 @contextlib.contextmanager
