@@ -57,6 +57,21 @@ def test_the_trainer_is_the_last_rank(monkeypatch):
     assert address.rank == 2
 
 
+@pytest.mark.parametrize("has_route", [True, False])
+def test_a_server_is_told_that_all_weights_are_there_where_it_wants_to_know(monkeypatch, has_route):
+    calls = []
+    server = SimpleNamespace(
+        dialect=SimpleNamespace(name="trl"),
+        routes={"/process_weights_after_loading"} if has_route else set(),
+        control=lambda route, body=None, **_: calls.append(route),
+        empty_caches=lambda: calls.append("emptied"),
+    )
+    sender = TrlSender([server], [MEETING])
+    sender._groups = (GROUP,)
+    sender.send([], version=1)
+    assert calls == ["/process_weights_after_loading"] * has_route + ["emptied"]
+
+
 @pytest.mark.scenario(
     "server-dialects/a-bucket-is-read-by-bytes",
     clauses=["server-dialects/the-swift-dialect-serves-ms-swift-trainers#4"],

@@ -13,7 +13,17 @@ from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
 from rollmatch.dialects.session import InferTimeout, ServerUnreachable
 from rollmatch.dialects.watch import CallStalled, ServerDied
 from rollmatch.errors import RollmatchError
-from rollmatch.rollout.retry import CallRules, Pause, ReplyOutOfRange, ServerRestarted, call_with_retries
+from rollmatch.rollout.retry import (
+    CallRules,
+    Pause,
+    ReplyOutOfRange,
+    ServerRestarted,
+    call_with_retries,
+    is_transient,
+    is_transient_in_sync,
+)
+from rollmatch.weights.digest import DigestMismatch
+from rollmatch.weights.plan import TensorMismatch
 
 
 class RetryClock:
@@ -113,6 +123,21 @@ def test_a_refusal_for_good_is_not_repeated():
     with pytest.raises(ServerRefused) as caught:
         outcome(10.0, refusal(422))
     assert caught.value.status == 422
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "sync"),
+    [
+        *(
+            (refusal(status), is_busy, is_busy)
+            for status, is_busy in ((429, True), (503, True), (422, False), (500, False))
+        ),
+        *((TransportFailed("closed"), True, True), (ServerRestarted("another"), False, False)),
+        *((DigestMismatch("a"), False, True), (TensorMismatch("a"), False, False)),
+    ],
+)
+def test_what_may_succeed_later_is_repeated_in_calls_and_in_syncs(error, call, sync):
+    assert (is_transient(error), is_transient_in_sync(error)) == (call, sync)
 
 
 @pytest.mark.scenario(

@@ -84,7 +84,7 @@ class Pause(NamedTuple):
     """Of the budget, when the pause begins."""
 
 
-def is_transient(error: RolloutError) -> bool:
+def is_transient(error: RollmatchError) -> bool:
     """Whether the same call may succeed later."""
     if isinstance(error, ServerRefused):
         return error.status in BUSY
@@ -97,7 +97,7 @@ def is_transient_in_sync(error: RollmatchError) -> bool:
     >>> [is_transient_in_sync(RollmatchError("x", code=code)) for code in ("transfer-failed", "tensor-mismatch")]
     [True, False]
     """
-    return error.code in SYNC_CODES or (isinstance(error, RolloutError) and is_transient(error))
+    return error.code in SYNC_CODES or is_transient(error)
 
 
 def call_with_retries(

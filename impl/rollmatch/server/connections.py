@@ -44,7 +44,6 @@ async def listen(
         app,
         http=protocol_with(limits),
         log_level="warning",
-        access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
         timeout_keep_alive=math.ceil(limits.idle_timeout_s),
     )
