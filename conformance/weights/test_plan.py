@@ -68,7 +68,7 @@ def test_what_fits_gets_the_types_that_the_server_holds():
 @pytest.mark.parametrize(
     ("learner", "code", "key"),
     [
-        ([A], "tensor-missing", "b"),
+        *(([A], "tensor-missing", "b"), ([], "tensor-missing", "a")),
         ([A, B, Spec("c", "float32", (1,))], "tensor-unknown", "c"),
         ([A, B, Spec("base_model.model.a", "float32", (2, 3))], "tensor-unknown", "base_model.model.a"),
         ([A._replace(shape=(3, 2)), B], "tensor-shape-mismatch", "a"),
