@@ -78,6 +78,8 @@ def test_parallel_sizes_make_up_the_gpus():
     assert settings_of(command(six, gpus=tuple("012345"))).data_parallel_size == 6
     two = f"{SERVER}.vllm_tensor_parallel_size=2"
     assert refusal(two) == ("gpu-count-mismatch", f"{SERVER}.vllm_data_parallel_size")
+    with refused("gpu-count-mismatch", problem="tensor parallel 2 x data parallel 1 = 2, but 1 GPUs are named"):
+        command(two, gpus=("0",))
     assert settings_of(command(two, gpus=tuple("0123"))).data_parallel_size == 2
 
 

@@ -10,8 +10,9 @@ import pytest
 from conformance.doubles.http_server import answering
 from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
-from rollmatch.cli import learner, server_checks
+from rollmatch.cli import connect, learner, server_checks
 from rollmatch.cli.nodes import Placement
+from rollmatch.config.servers import server_section
 from rollmatch.dialects.session import ClientSettings, RolloutServer, ServerUnreachable
 
 SERVER = "custom.extra.rollout_server"
@@ -92,6 +93,26 @@ def test_a_server_process_that_has_ended_is_not_awaited():
     with refused("server-process-died", "--server-pid", problem=f"process {2**22 + 1} has ended"):
         server_checks._await_health(gone, lambda: None, deadline=0.0, limit_s=9.0, server_pid=2**22 + 1)
     gone.wait_until_healthy.assert_not_called()
+
+
+@pytest.mark.parametrize("is_compared", [True, False])
+def test_the_journal_says_whether_servers_were_asked_for_their_tensors(is_compared):
+    sender, journal = Mock(), Mock()
+    sender.check.return_value = is_compared
+    connect._compare(sender, ["a", "b"], journal)
+    journal.write.assert_called_once_with("tensors", number=2, are_compared_with_servers=is_compared)
+    connect._compare(sender, ["a"], None)
+    assert [call.args[0] for call in sender.check.call_args_list] == [["a", "b"], ["a"]]
+
+
+@pytest.mark.parametrize(("limit", "used"), [("null", None), ("0", None), ("-1", None), ("0.5", 0.5)])
+def test_a_call_has_no_limit_unless_it_is_above_zero(monkeypatch, limit, used):
+    monkeypatch.setenv("ROLLMATCH_API_KEY", "")
+    section = "~.vllm.server"
+    address = (f"{section}.base_url=http://a:1", f"{section}.group_port=2")
+    config = config_with("~.vllm.mode=server", *address, f"{section}.infer_timeout_s={limit}")
+    settings = connect._client_settings(server_section(config))
+    assert (settings.infer_timeout_s, settings.api_key) == (used, None)
 
 
 @pytest.mark.parametrize("eager", [True, False])

@@ -7,7 +7,10 @@ import torch
 from safetensors.torch import save_file
 
 from conformance.refusals import refused
+from conformance.server.stand_in import make_parts
+from rollmatch.dialects.native.routes import identity_of
 from rollmatch.server.identity import load_model_identity
+from rollmatch.weights.digest import DIGEST_KINDS
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TENSORS = {EMBEDDING: torch.zeros(4, 2), HEAD: torch.zeros(4, 2), "ids": torch.zeros(3, dtype=torch.int64)}
@@ -36,3 +39,13 @@ def test_a_head_is_the_embedding_where_the_configuration_ties_them(tmp_path, con
 def test_a_directory_without_weights_is_refused(tmp_path):
     with refused("checkpoint-missing", "model.model"):
         load_model_identity(tmp_path, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("gpus", "transports"), [((), ("gloo", "direct")), (("0", "1"), ("direct", "gloo"))])
+def test_a_server_says_what_it_serves_and_by_which_transports_it_takes_weights(gpus, transports):
+    parts = make_parts(gpus=gpus, data_parallel_size=2)
+    told = identity_of(parts)
+    assert (told.transports, told.digest) == (transports, DIGEST_KINDS[transports[0]])
+    assert (told.tensor_parallel_size, told.data_parallel_size, told.world_size) == (1, 2, 2)
+    assert (told.adapter_merge, told.policy_version) == (True, parts.pool.policy_version)
+    assert (told.instance, told.model_digest) == (parts.instance, parts.model.digest)
