@@ -20,7 +20,7 @@ def values(code, key, bad, good, *others):
 FROZEN = "tuner={freeze_llm: true, freeze_vit: true, freeze_aligner: "
 WEIGHTLESS = ("~.soft_ce_weight=0", "~.w1_weight=0")
 PACKED, FLUSHED = "training.packing_drop_last=false", "training.packing_drop_last"
-EXTRA = "training.extra_arguments"
+EXTRA, STOPPING = "training.extra_arguments", "training.early_stopping={metric: f1}"
 TOKENS = "training.tokens_per_micro_batch"
 ROW = f"{TOKENS}=1024"
 SERVER = "~.vllm.server={servers: [{base_url: 'http://127.0.0.1:8000', group_port: 51216}]}"
@@ -54,6 +54,11 @@ BROKEN = [
     ("adapter-incomplete", "tuner.modules_to_save", [BESIDE, *ALONE], [BESIDE, *ALONE[:-1]]),
     values("micro-batch-strategy", "training.strategy", "deepspeed_zero2", "fsdp2", ROW),
     values("stream-needs-parts", "~.overlap", "stream", "ahead", ROW, "~.vllm.mode=server", SERVER),
+    ("early-stopping-blind", "training.early_stopping", [STOPPING], [STOPPING, "training.eval_steps=1"]),
+    *(
+        ("argument-has-own-key", f"{EXTRA}.{name}", [STOPPING, "training.eval_steps=1", f"{EXTRA}.{name}=f1"], ())
+        for name in ("metric_for_best_model", "greater_is_better")
+    ),
     values("reporter-contradiction", "training.report_to", "[none, wandb]", "none"),
     values("reporter-contradiction", "training.report_to", "[wandb, wandb]", "[wandb]"),
 ]

@@ -29,6 +29,8 @@ def test_names_stand_for_settings():
     assert read_strategy("fsdp2").settings == {"version": 2, "state_dict_type": "SHARDED_STATE_DICT"}
     assert [read_strategy(f"deepspeed_zero{stage}").stage for stage in (2, 3)] == [2, 3]
     assert [read_strategy(f"deepspeed_zero{stage}").splits_weights for stage in (2, 3)] == [False, True]
+    ours = {name: on for name, on in read_strategy("deepspeed_zero2").settings.items() if isinstance(on, bool)}
+    assert ours == {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
     whole = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
     assert read_strategy("deepspeed_zero3").settings["zero_optimization"] == whole
 
@@ -63,6 +65,9 @@ def test_a_name_that_is_neither_a_strategy_nor_a_file_is_refused(tmp_path):
         config_with("training.strategy=fsdp")
     with refused("strategy-unknown", key="training.strategy"):
         config_with(f"training.strategy={tmp_path}")
+    (tmp_path / "bad.json").write_text("{a: 1, a: 2}")
+    with refused("strategy-unknown", key="training.strategy", problem="bad.json holds this key in line 1"):
+        config_with(f"training.strategy={tmp_path}/bad.json")
 
 
 @pytest.mark.scenario(
