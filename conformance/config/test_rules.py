@@ -162,3 +162,29 @@ def test_a_rule_of_two_keys_is_judged_where_both_can_be_read():
     assert found == [(wrong, "~.max_new_tokens"), too_long]
     found = rejected("~.vllm.max_model_len=x", "global_max_length=100", "~.max_new_tokens=512")
     assert found == [(wrong, "~.vllm.max_model_len"), short]
+
+
+OF_HUB = ("custom.train_jsonl=null", "custom.val_jsonl=null", "custom.dataset.source=cppe-5")
+DATASET, BOX = "custom.dataset", "custom.dataset.box=xywh"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problems"),
+    [
+        (OF_HUB, [("missing-key", f"{DATASET}.box")]),
+        ((*OF_HUB, BOX), []),
+        ((*OF_HUB, f"{DATASET}.columns={{prompt: q}}"), [("question-not-used", f"{DATASET}.columns.prompt")]),
+        ((*OF_HUB, f"{DATASET}.columns={{messages: m}}"), [("question-not-used", f"{DATASET}.columns.messages")]),
+        ((*GRPO, *OF_HUB, f"{DATASET}.columns={{messages: m}}"), []),
+        ((*OF_HUB, BOX, f"{DATASET}.streaming=true"), [("missing-key", f"{DATASET}.take")]),
+        ((*OF_HUB, BOX, f"{DATASET}.streaming=true", f"{DATASET}.take=9"), []),
+        ((OF_HUB[0], OF_HUB[2], BOX), [("two-data-sets", "custom.val_jsonl")]),
+        ((OF_HUB[0],), [("missing-key", "custom.train_jsonl")]),
+        ((OF_HUB[1],), [("missing-key", "custom.val_jsonl")]),
+    ],
+)
+def test_a_data_set_is_named_once_and_says_what_its_columns_are(overrides, problems):
+    if problems:
+        assert rejected(*overrides) == problems
+    else:
+        config_with(*overrides)
