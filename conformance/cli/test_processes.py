@@ -54,6 +54,7 @@ def test_signals_go_to_the_ranks_or_else_to_the_child():
     hidden.environ.side_effect = psutil.AccessDenied(1)
     child.children.return_value = [helper, hidden, rank]
     assert processes._addressees(child) == [rank]
+    child.children.assert_called_once_with(recursive=True)
     child.children.return_value = [helper]
     assert processes._addressees(child) == [child]
     child.children.side_effect = psutil.NoSuchProcess(1)

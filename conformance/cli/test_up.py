@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from conformance.cli.started import journal_of, started
 from conformance.cli.up_run import left_of, overrides_of, up
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG
+from rollmatch.cli import up as up_command
 from rollmatch.cli.main import main
 from rollmatch.cli.up import SERVER, RunWords
 from rollmatch.config import load_config
@@ -146,6 +148,21 @@ def test_without_ray_the_package_is_named(capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find(name))
     assert main(["up", str(MATCHING)]) == 1
     assert "[ray-missing] ray is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "set_to"), [((), "0"), (("--address", "127.0.0.1:1"), None)])
+def test_a_cluster_of_this_machine_alone_stays_on_loopback(monkeypatch, capsys, words, set_to):
+    from rollmatch.cli import ray_cluster  # imports Ray, for a second
+
+    for name in (up_command.RAY_BEYOND_LOOPBACK, "RAY_ADDRESS"):
+        monkeypatch.setenv(name, "1")  # so that what the command sets is undone
+        monkeypatch.delenv(name)
+    failed = LaunchError("nobody", code="cluster-unreachable")
+    monkeypatch.setattr(ray_cluster, "connected", Mock(side_effect=failed))
+    assert main(["up", str(MATCHING), "--servers", "1", *words]) == 1
+    assert "[cluster-unreachable]" in capsys.readouterr().err
+    assert os.environ.get(up_command.RAY_BEYOND_LOOPBACK) == set_to
+    assert ray_cluster.connected.call_args.kwargs == {"min_cpus": 2}
 
 
 def test_commands_of_named_numbers_are_shown_without_a_cluster(capsys):

@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 from transformers import TrainingArguments
 
+from conformance.refusals import refused
 from conformance.scenarios.configs import GRPO, config_with, rejected
 from rollmatch.config.rollout_matching import ANSWER_FORMATS
 from rollmatch.config.rules import RULES
@@ -162,6 +163,12 @@ def test_a_rule_of_two_keys_is_judged_where_both_can_be_read():
     assert found == [(wrong, "~.max_new_tokens"), too_long]
     found = rejected("~.vllm.max_model_len=x", "global_max_length=100", "~.max_new_tokens=512")
     assert found == [(wrong, "~.vllm.max_model_len"), short]
+
+
+def test_a_step_of_several_micro_batches_is_shown_as_one_of_as_many_samples():
+    parts = ("training.gradient_accumulation_steps=4", "training.per_device_train_batch_size=3")
+    with refused("micro-batch-twice", remedy="per_device_train_batch_size to 12 "):
+        config_with(ROW, *parts)
 
 
 OF_HUB = ("custom.train_jsonl=null", "custom.val_jsonl=null", "custom.dataset.source=cppe-5")
