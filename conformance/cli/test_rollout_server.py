@@ -10,6 +10,7 @@ import pytest
 
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
+from rollmatch.cli import vllm_serve
 from rollmatch.cli.main import main
 from rollmatch.cli.rollout_server import make_command, serve
 from rollmatch.errors import RollmatchError
@@ -67,6 +68,16 @@ def test_an_eager_engine_on_a_cpu_compiles_nothing_and_takes_prompts_in_whole():
     made = command(on_gpu=False), command(on_gpu=True), command(chunked, on_gpu=False)
     found = [settings_of(each).engine_arguments.get("enable_chunked_prefill") for each in made]
     assert found == [False, None, True]
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_a_server_by_arguments_alone_is_eager_on_a_cpu_and_sees_its_gpus(monkeypatch, on_gpu):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    settings = ServerSettings(model="m", dtype="auto", max_model_len=8, port=1, data_parallel_size=2)
+    made = vllm_serve.make_command(settings, on_gpu=on_gpu)
+    assert ("TORCHDYNAMO_DISABLE" in made.environment) == (not on_gpu)
+    assert ("OMP_NUM_THREADS" in made.environment) == (not on_gpu)
+    assert settings_of(made).gpus == (["4", "6"] if on_gpu else [])
 
 
 @pytest.mark.scenario(
