@@ -216,7 +216,7 @@ def close_everywhere(servers: Sequence[RolloutServer], rendezvous: Rendezvous) -
     """Close this learner's group on all servers, as far as they answer in time."""
     calls = [BackgroundCall(partial(_ask_to_leave, server, rendezvous)) for server in servers]
     for call in calls:
-        call.is_done(within_s=_GRACE_S)  # they run at the same time, and as long at most
+        call.is_done(within_s=_GRACE_S)  # all run at once, each with this limit
 
 
 def wait_until_free(host: str, port: int, *, within_s: float = _GRACE_S) -> None:

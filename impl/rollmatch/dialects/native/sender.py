@@ -250,7 +250,7 @@ class NativeSender:
         body = {"client": self.rendezvous.client, "sync_id": sync_id}
         calls = [BackgroundCall(partial(_ask_to_drop, server, body)) for server in self.servers]
         for call in calls:
-            call.is_done(within_s=_GRACE_S)  # they run at the same time, and as long at most
+            call.is_done(within_s=_GRACE_S)  # all run at once, each with this limit
         self.close()
 
 
