@@ -7,8 +7,9 @@ CPU_INDEX = https://download.pytorch.org/whl/cpu
 digits: $(VENV)/ready
 	$(VENV)/bin/rollmatch train fixtures/digits/digits.yaml
 
+# Bytecode is kept, whatever the environment says: each of hundreds of processes would compile all of ours again.
 test: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 3 --dist loadgroup $(OPTIONS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 3 --dist loadgroup $(OPTIONS)
 	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/cli/swift_rewards.py  # imports ms-swift
 
 faults: $(VENV)/ready
