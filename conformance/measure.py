@@ -23,8 +23,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 IMPL = ROOT / "impl" / "rollmatch"
-COMMANDS = ("servers", "trainers", "vectors")
-"""Folders of what people run: ``rollmatch judge``, ``judge-trainer``, ``vectors``."""
+COMMANDS = ("servers", "trainers", "vectors", "campaign")
+"""Folders of what people run: ``rollmatch judge``, ``judge-trainer``, ``vectors``, and the campaign of faults."""
 HOOK = "from conformance.measure import Watch; Watch().start({folder!r})"
 """``sitecustomize.py`` of processes that are watched."""
 
@@ -38,7 +38,7 @@ def num_lines(paths: list[Path]) -> int:
 
 
 def files_without_tests(*folders: str) -> list[Path]:
-    """Python of ``conformance/`` that is no test: below these folders, or outside of all shipped commands."""
+    """Python of ``conformance/`` that is no test: below these folders, or outside of all commands."""
     known = set(folders or COMMANDS)
     files = [path for path in python_files(ROOT / "conformance") if known.isdisjoint(path.parts) != bool(folders)]
     return [path for path in files if not re.match(r"test_|conftest\.py", path.name)]
@@ -159,11 +159,11 @@ def listed(functions: set[str]) -> Iterator[str]:
 
 def rows() -> Iterator[tuple[str, object, str]]:
     """(name, figure, bar) of what is counted without running anything."""
-    shipped, machinery = (num_lines(files_without_tests(*folders)) for folders in (COMMANDS[1:], ()))
-    yield "Python in conformance/ that is no test (without servers/)", shipped + machinery, "6000"
-    yield "    of these, folders of shipped commands (trainers/, vectors/)", shipped, ""
+    commands, machinery = (num_lines(files_without_tests(*folders)) for folders in (COMMANDS[1:], ()))
+    yield "Python in conformance/ that is no test (without servers/)", commands + machinery, "6000"
+    yield "    of these, folders of commands (trainers/, vectors/, campaign/)", commands, ""
     yield "    of these, machinery of the tests", machinery, ""
-    yield "    beside these, the folder of a shipped command (servers/)", num_lines(files_without_tests("servers")), ""
+    yield "    beside these, the folder of a command (servers/)", num_lines(files_without_tests("servers")), ""
     yield "Python in conformance/", num_lines(python_files(ROOT / "conformance")), "32000"
     yield "class names used twice", len(repeated_classes()), "0"
     texts = [path.read_text(encoding="utf-8") for path in python_files(IMPL)]
