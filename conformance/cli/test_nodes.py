@@ -63,7 +63,7 @@ def test_no_word_is_one_machine():
     assert nodes_of(options_of("")) is None
     assert nodes_of(options_of("--nnodes 1 --node-rank 0 --rdzv-endpoint a:1")).node_rank == 0
     assert Placement().is_launched is False
-    assert Placement(gpus=("0", "1"), nodes=nodes()).world_size == 4
+    assert Placement(gpus=("0", "1", "2"), nodes=nodes()).world_size == 6
     assert Placement(nodes=nodes()).num_processes == 1
 
 
