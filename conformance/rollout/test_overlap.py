@@ -5,9 +5,10 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from conformance.refusals import refused
 from rollmatch.rollout.overlap import Ahead, Stream, WithoutRollouts
 from rollmatch.rollout.retry import ServerRestarted
-from rollmatch.rollout.source import RequestedWindow, RolloutPart
+from rollmatch.rollout.source import RequestedWindow, RolloutPart, settle
 
 
 def test_a_stream_waits_for_the_step_under_way_and_for_nothing_else():
@@ -84,3 +85,14 @@ def test_without_rollouts_each_response_is_empty_and_the_next_images_are_prepare
         ((), "stop", 3)
     }
     assert part.features == {0: 5, 1: 6}
+
+
+def failed(problem):
+    return Mock(restarted="", failed=problem)
+
+
+def test_a_rank_that_did_not_fail_names_the_first_one_that_did():
+    ranks = Mock(rank=0)
+    ranks.gather.side_effect = lambda own: [own, failed("too hot"), failed("too cold")]
+    with refused("rank-failed", "rollout", problem="rank 1: too hot"):
+        settle(lambda: "fine", ranks=ranks, fence=Mock(), journal=Mock())

@@ -71,7 +71,7 @@ class RolloutSource:
         return [as_begun(*pair) for pair in zip(requests, rollouts, strict=True)]
 
     def settle(self, attempt: Callable[[], Result], *, step: int | None = None) -> list[Result]:
-        """``attempt`` on all ranks together, again after a restart of a server. Errors: as ``recovery.settle``."""
+        """``attempt`` on all ranks together, again after a restart of a server. Errors: as the function ``settle``."""
         return settle(attempt, ranks=self.ranks, fence=self.fence, journal=self.journal, step=step)
 
     def roll_out(self, samples: Sequence[Sample], step: int, *, purpose: str) -> list[Rollout]:
