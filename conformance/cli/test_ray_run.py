@@ -1,4 +1,4 @@
-"""What ``rollmatch up`` does when commands and actors end: without a cluster, by actors that end as they are told.
+"""What ``rollmatch up`` does when commands and actors end: without a cluster, by actors that end as they are asked to.
 
 ``lives``: of each part, one list per start: lines that it prints, then its exit code, minus the signal that ends it, or
 ``GONE`` for an actor that is lost. A command whose list is empty runs until it is signalled.
@@ -29,7 +29,7 @@ class Call:
 
 
 class Actor:
-    """One actor; ``told`` is what all have been told, in order."""
+    """One actor; ``calls`` is what all have been called with, in order."""
 
     def __init__(self, ray, name):
         self.ray, self.name, self.life, self.waiting = ray, name, deque(), None
@@ -47,7 +47,7 @@ class Actor:
 
     def _start(self, words, environment, directory):
         assert (environment, directory) == ({"KEY": "k"}, os.getcwd())
-        self.ray.told.append((self.name, *words))
+        self.ray.calls.append((self.name, *words))
         lives = self.ray.lives.get(self.name, [])
         self.life = deque(lives.pop(0) if lives else ())
         return Call(7)
@@ -67,7 +67,7 @@ class Actor:
         self.waiting.answer = CommandReport(lines=(), code=event) if isinstance(event, int) else event
 
     def _signal(self, number):
-        self.ray.told.append((self.name, signal.Signals(number).name))
+        self.ray.calls.append((self.name, signal.Signals(number).name))
         end = self.ray.last_words.get(self.name, -number)
         if self.name in self.ray.deaf:
             self.ray.is_kept_waiting = True
@@ -75,7 +75,7 @@ class Actor:
             self._say(end)
 
     def _kill(self):
-        self.ray.told.append((self.name, "killed"))
+        self.ray.calls.append((self.name, "killed"))
         self._say(-signal.SIGKILL)
 
 
@@ -85,7 +85,7 @@ class RayDouble:
     def __init__(self, needs, lives, hosts=None, deaf=(), last_words=MappingProxyType({})):
         self.names, self.lives, self.deaf = [need.name for need in needs], lives, deaf
         self.last_words = last_words
-        self.hosts, self.told, self.ports, self.is_kept_waiting = hosts or {}, [], count(1), False
+        self.hosts, self.calls, self.ports, self.is_kept_waiting = hosts or {}, [], count(1), False
 
     def place(self, _group, index):
         return Actor(self, self.names[index])
@@ -101,7 +101,7 @@ class RayDouble:
         return call.answer
 
     def kill(self, actor):
-        self.told.append((actor.name, "ended"))
+        self.calls.append((actor.name, "ended"))
 
 
 class Words:
@@ -128,7 +128,7 @@ class Words:
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Lives -> exit code; ``run.told`` is what Ray and its actors were told."""
+    """Lives -> exit code; ``run.calls`` is what Ray and its actors were called with."""
 
     def start(lives, *, learners=("learner",), servers=1, max_restarts=3, **how):
         needs = [Need(name=name, gpus=1) for name in (*learners, *(f"server-{index}" for index in range(servers)))]
@@ -138,7 +138,7 @@ def run(monkeypatch, tmp_path):
         for name in ("_POLL_S", "_END_S"):
             monkeypatch.setattr(ray_run, name, 0)
         started = ray_run.RayRun(Words(tmp_path / "runs/one", len(learners)), None, needs, max_restarts=max_restarts)
-        start.told = double.told
+        start.calls = double.calls
         return started.run()
 
     return start
@@ -152,7 +152,7 @@ ENDED = [("server-0", "SIGTERM"), ("server-0", "ended")]
 
 
 @pytest.mark.parametrize(
-    ("lives", "code", "told"),
+    ("lives", "code", "calls"),
     [
         ({"learner": [["a line", 0]]}, 0, [SERVED, TRAINED, *ENDED]),
         ({"learner": [[3]]}, 3, [SERVED, TRAINED, *ENDED]),
@@ -164,9 +164,9 @@ ENDED = [("server-0", "SIGTERM"), ("server-0", "ended")]
         ({"server-0": [[GONE]], "learner": [["a", "b", "c", 0]]}, 0, [SERVED, TRAINED, ENDED[1], SERVED, *ENDED]),
     ],
 )
-def test_what_is_started_again_and_what_ends_the_run(run, lives, code, told):
+def test_what_is_started_again_and_what_ends_the_run(run, lives, code, calls):
     assert run(lives) == code
-    assert [each for each in run.told if each != ("learner", "ended") or each in told] == told
+    assert [each for each in run.calls if each != ("learner", "ended") or each in calls] == calls
 
 
 def test_lines_are_printed_with_their_part_and_written_to_its_file(run, capsys, tmp_path):
@@ -184,9 +184,9 @@ def test_lines_are_printed_with_their_part_and_written_to_its_file(run, capsys, 
 
 @pytest.mark.parametrize("end", [-9, GONE])
 def test_all_nodes_of_the_learner_end_and_start_together(run, end):
-    """What is left on the other one waits for ranks that are gone, and is killed. They meet at the first one's port."""
+    """What is left on the other one waits for ranks that are gone, and is killed. They join at the first one's port."""
     assert run({"learner-0": [["a", end], [0]], "learner-1": [[], [0]]}, learners=LEARNERS) == 0
-    commands = [each for each in run.told if each[0] in LEARNERS and each[1] != "ended"]
+    commands = [each for each in run.calls if each[0] in LEARNERS and each[1] != "ended"]
     assert commands == [
         *((name, "train", node, "4", "10.0.0.1:1") for node, name in enumerate(LEARNERS)),
         ("learner-1", "killed"),
@@ -196,13 +196,13 @@ def test_all_nodes_of_the_learner_end_and_start_together(run, end):
 
 def test_one_node_that_fails_for_good_ends_the_run_with_its_code(run):
     assert run({"learner-0": [["a", "b", 1]], "learner-1": [[5]]}, learners=LEARNERS) == 5
-    assert not any("resume" in each for each in run.told)
+    assert not any("resume" in each for each in run.calls)
 
 
 def test_an_error_of_a_run_that_has_begun_is_resumed(run, monkeypatch):
     monkeypatch.setattr(ray_run, "holds_run", lambda directory: directory.name == "one")
     assert run({"learner": [[1], [0]]}) == 0
-    assert RESUMED in run.told
+    assert RESUMED in run.calls
 
 
 @pytest.mark.parametrize(("end", "code"), [(-signal.SIGINT, 130), (5, 5), (0, 0), (GONE, 130)])
@@ -210,13 +210,13 @@ def test_a_signal_ends_the_run_when_the_learner_has_ended(run, end, code):
     before = signal.getsignal(signal.SIGINT)
     assert run({"learner": [["a", signal.SIGINT]]}, last_words={"learner": end}) == code
     asked = [SERVED, TRAINED, ("learner", "SIGINT")]
-    assert [each for each in run.told if each != ("learner", "ended")] == [*asked, *ENDED]
+    assert [each for each in run.calls if each != ("learner", "ended")] == [*asked, *ENDED]
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_second_signal_ends_a_learner_that_stays(run):
     assert run({"learner": [[signal.SIGTERM]]}, deaf=("learner",)) == 128 + signal.SIGTERM
-    assert [each for each in run.told if each[0] == "learner"] == [
+    assert [each for each in run.calls if each[0] == "learner"] == [
         TRAINED, ("learner", "SIGTERM"), ("learner", "ended")
     ]  # fmt: skip
 
@@ -234,11 +234,11 @@ def test_a_second_signal_ends_a_learner_that_stays(run):
 def test_what_cannot_go_on_is_an_error_and_nothing_is_left(run, lives, how, code, problem):
     with refused(code, problem=problem):
         run(lives, **how)
-    started = {each[0] for each in run.told if each[1] in ("train", "serve")}
-    assert started - {"server-0"} <= {each[0] for each in run.told if each[1] in ("SIGTERM", "ended")} | {"learner"}
+    started = {each[0] for each in run.calls if each[1] in ("train", "serve")}
+    assert started - {"server-0"} <= {each[0] for each in run.calls if each[1] in ("SIGTERM", "ended")} | {"learner"}
 
 
 def test_an_actor_that_is_lost_with_its_node_may_be_lost_again_until_the_node_is_known_to_be(run):
     hosts = {"server-0": ["10.0.0.1", GONE, GONE, "10.0.0.1"]}
     assert run({"server-0": [[GONE]], "learner": [["a"] * 9 + [0]]}, hosts=hosts) == 0
-    assert run.told.count(SERVED) == 2
+    assert run.calls.count(SERVED) == 2

@@ -160,7 +160,7 @@ def test_steps_of_a_run_are_the_configured_ones_or_those_of_all_epochs(max_steps
 def test_a_run_is_evaluated_once_before_and_once_after(
     monkeypatch, tmp_path, is_primary, begins, stop_signal, evaluated_at, last, code
 ):
-    told, checkpoint = [], None if begins else tmp_path
+    noted, checkpoint = [], None if begins else tmp_path
     ranks = Ranks(rank=int(not is_primary), learner_world_size=2)
     trainer = Mock(state=SimpleNamespace(global_step=6), source=SimpleNamespace(ranks=ranks, journal=Mock()))
     watcher = Mock(evaluated_at=evaluated_at)
@@ -169,12 +169,12 @@ def test_a_run_is_evaluated_once_before_and_once_after(
     monkeypatch.setattr(run, "_count_steps", lambda _: 6)
     monkeypatch.setattr(run, "was_evaluated", lambda *_: not begins)
     monkeypatch.setattr(run, "check_metric", lambda *_: None)
-    monkeypatch.setattr(run, "_warn_about_rng", lambda *_: told.append("warned"))
-    monkeypatch.setattr(run, "_tell_result", lambda _, interrupted_at: told.append(interrupted_at))
+    monkeypatch.setattr(run, "_warn_about_rng", lambda *_: noted.append("warned"))
+    monkeypatch.setattr(run, "_tell_result", lambda _, interrupted_at: noted.append(interrupted_at))
     assert run._train(trainer, config_with(*GRPO), checkpoint, ExitStack()) == code
     assert trainer.evaluate.call_count == begins + last
     trainer.train.assert_called_once_with(resume_from_checkpoint=None if begins else str(tmp_path))
-    assert told == ["warned"] * (not begins) + [6 if stop_signal else None] * is_primary
+    assert noted == ["warned"] * (not begins) + [6 if stop_signal else None] * is_primary
     assert trainer.restore_packer_state.call_count == int(not begins)
     (written,) = trainer.source.journal.write.call_args_list
     assert (written.args, written.kwargs["step"]) == (("interrupted" if stop_signal else "finished",), 6)

@@ -80,9 +80,9 @@ def test_what_functions_of_others_can_ask_for():
     instructed = replace(TEXTS[1], messages=(("system", "Add."), *TEXTS[1].messages))
     assert state_of("a", instructed) == fields | {"state": fields}
     chat = {"prompt": [{"role": "user", "content": "2+2?"}], "completion": [{"role": "assistant", "content": "b"}]}
-    told = {"task": "sums", "info": {"level": 2}}
-    known = {name: value for name, value in state_of("b", replace(CHATS[0], metadata=told)).items() if name != "state"}
-    assert known == chat | told | {"answer": ""}
+    given = {"task": "sums", "info": {"level": 2}}
+    known = {name: value for name, value in state_of("b", replace(CHATS[0], metadata=given)).items() if name != "state"}
+    assert known == chat | given | {"answer": ""}
     columns = columns_of(["a", "b"], [TEXTS[1], TEXTS[0]])
     assert (columns["prompts"], columns["completions"], columns["level"]) == (["2+3?", "2+2?"], ["a", "b"], [None, 1])
     assert (columns["answers"], columns["answer"], columns["tasks"]) == (["5", "4"], ["5", "4"], ["default"] * 2)

@@ -44,8 +44,8 @@ def test_a_directory_without_weights_is_refused(tmp_path):
 @pytest.mark.parametrize(("gpus", "transports"), [((), ("gloo", "direct")), (("0", "1"), ("direct", "gloo"))])
 def test_a_server_says_what_it_serves_and_by_which_transports_it_takes_weights(gpus, transports):
     parts = make_parts(gpus=gpus, data_parallel_size=2)
-    told = identity_of(parts)
-    assert (told.transports, told.digest) == (transports, DIGEST_KINDS[transports[0]])
-    assert (told.tensor_parallel_size, told.data_parallel_size, told.world_size) == (1, 2, 2)
-    assert (told.adapter_merge, told.policy_version) == (True, parts.pool.policy_version)
-    assert (told.instance, told.model_digest) == (parts.instance, parts.model.digest)
+    identity = identity_of(parts)
+    assert (identity.transports, identity.digest) == (transports, DIGEST_KINDS[transports[0]])
+    assert (identity.tensor_parallel_size, identity.data_parallel_size, identity.world_size) == (1, 2, 2)
+    assert (identity.adapter_merge, identity.policy_version) == (True, parts.pool.policy_version)
+    assert (identity.instance, identity.model_digest) == (parts.instance, parts.model.digest)
