@@ -50,7 +50,8 @@ def in_processes(seed, workers):
             try:
                 yield from zip(numbers, pool.map(trial, numbers, repeat(seed)), strict=True)
             except BrokenProcessPool:
-                yield -1, ([], ["crashed"], [f"UNNAMED: one of the trials {numbers} crashed its process"])
+                crash = f"UNNAMED: one of the trials {first} to {numbers[-1]} crashed its process"
+                yield first, ([], ["crashed"], [crash])
                 return
 
 

@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,6 @@ class Mutation:
     """Number of the operator's place in the file."""
 
 
-@cache
 def places_of(path: Path) -> list[list[Mutation]]:
     """Mutations by place and kind: ``+`` has eleven replacements, but is one place."""
     places: dict[tuple[int, int, str], list[Mutation]] = {}

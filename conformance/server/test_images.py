@@ -1,4 +1,4 @@
-"""Images of a call: in which forms they come, and at which number of pixels and bytes they are refused."""
+"""Images, seeds and sampling values of a call: forms of images, their limits, and what stands where none is given."""
 
 import base64
 import io
