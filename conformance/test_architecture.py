@@ -60,7 +60,7 @@ def test_modules_import_only_what_they_may():
         ("data/jsonl.py", "def f():\n    from ..learn import pack"),
         ("learn/pack.py", "import torch.nn as nn"),
         ("report/page.py", "import rollmatch.cli"),
-        ("trainer.py", "import peft"),
+        ("training/trainer.py", "import peft"),
         ("dialects/http.py", "def f():\n    from vllm.outputs import X"),
     ],
 )

@@ -15,7 +15,7 @@ from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjec
 from rollmatch.objectives.rollout_matching.supervision import MaskRules
 from rollmatch.objectives.rollout_matching.target import RolloutReport
 from rollmatch.records import Segment, Supervision
-from rollmatch.step_report import PHASES, StepReport, measure
+from rollmatch.training.report import PHASES, StepReport, measure
 
 MATCHING = RolloutMatchingObjective(
     target=None, eval_target=None, mask_rules=MaskRules(), loss_rules=None, bin_of=lambda token_id: None

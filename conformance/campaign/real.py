@@ -21,10 +21,10 @@ from conformance.cli.started import Started, journals_of, rank_variables
 from conformance.processes import stopped
 from conformance.rollout.digits import absolute, write_cut
 from conformance.server.instance import free_port
-from rollmatch.checkpoint import checkpoints_in
 from rollmatch.cli.rollout_server import make_command
 from rollmatch.config import load_config
 from rollmatch.data import load_samples
+from rollmatch.model.source import checkpoints_in
 
 STEPS, SAVE_STEPS, ACCUMULATION, BOUND_S = 100_000, 3, 3, 150.0
 STORIES = (("off", 1), ("stream", 1), ("ahead", 1), ("off", 2), ("ahead", 2))

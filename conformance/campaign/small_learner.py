@@ -9,12 +9,12 @@ import torch
 
 from conformance.rollout.attached import sender_of
 from conformance.rollout.test_vllm_server import GREEDY, TEMPLATE, requests_of
-from rollmatch.checkpoint import checkpoints_in, find_damage, sealing, step_of
 from rollmatch.data import StepShape, WindowPlan
 from rollmatch.data.order import split_evenly
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.model.images import ImagePreparation
+from rollmatch.model.source import checkpoints_in, step_of
 from rollmatch.ranks import Journal
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.overlap import Ahead, Stream
@@ -23,8 +23,9 @@ from rollmatch.rollout.prefetch_rules import PrefetchRules
 from rollmatch.rollout.retry import CallRules
 from rollmatch.rollout.source import Lockstep, RequestedWindow, RolloutSource
 from rollmatch.rollout.vllm_server import VllmServerBackend
-from rollmatch.step_report import StepReport
-from rollmatch.streaming import StreamedStep
+from rollmatch.training.checkpoint import find_damage, sealing
+from rollmatch.training.report import StepReport
+from rollmatch.training.streaming import StreamedStep
 
 STEPS, PARTS, BUDGET_S = 4, 3, 3.0
 """A part is one sample."""

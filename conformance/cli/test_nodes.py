@@ -11,7 +11,6 @@ from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG
 from conformance.scenarios.configs import config_with
 from conformance.server.instance import free_port
-from rollmatch.checkpoint import MANIFEST
 from rollmatch.cli import learner, run
 from rollmatch.cli.main import main, make_parser
 from rollmatch.cli.nodes import (
@@ -23,6 +22,7 @@ from rollmatch.cli.nodes import (
     nodes_of,
 )
 from rollmatch.cli.server_checks import WaitPolicy
+from rollmatch.model.source import MANIFEST
 
 TWO = "--nnodes 2 --node-rank 1"
 VLLM = "custom.extra.rollout_matching.vllm"

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from conformance.refusals import refused
-from rollmatch.checkpoint import MANIFEST, ranks_without_rng_state, remove_old_checkpoints, write_manifest
 from rollmatch.cli import run_directory
 from rollmatch.cli.run_directory import (
     RunDirectoryTaken,
@@ -22,6 +21,8 @@ from rollmatch.cli.run_directory import (
     probe_output_dir,
 )
 from rollmatch.errors import LaunchError
+from rollmatch.model.source import MANIFEST
+from rollmatch.training.checkpoint import ranks_without_rng_state, remove_old_checkpoints, write_manifest
 
 STEP = '{"event": "step", "step": 1, "rank": 0}'
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "shards/0.distcp")

@@ -23,7 +23,7 @@ from conformance.server.instance import free_port
 from rollmatch.cli.main import main
 
 STEPS = 10
-LEARNING = {"rollmatch.trainer", "rollmatch.objectives.rollout_matching.loss", "rollmatch.rollout.fence"}
+LEARNING = {"rollmatch.training.trainer", "rollmatch.objectives.rollout_matching.loss", "rollmatch.rollout.fence"}
 IMPORTED = re.compile(r"^import time: .*\| +([\w.]+)$", re.MULTILINE)
 REPLICA_TOKENS = re.compile(r'^rollmatch_replica_tokens{replica="\d+"} (\S+)$', re.MULTILINE)
 

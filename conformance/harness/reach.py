@@ -34,7 +34,7 @@ BESIDE = {
     "rollout/test_vllm_colocate.py": "rollout/vllm_colocate",
     "vectors/test_vectors.py": "cli/vectors",
     "weights/test_ranks_of_learner.py": "model/sharding",
-    "trainer/test_ddp.py": "model/sharding|segment_trainer|learn/score",
+    "trainer/test_ddp.py": "model/sharding|training/segment_trainer|learn/score",
     "trainer/test_strategies.py": "model/sharding",
     "test_kernels.py": "_kernel|model/merge",
     "test_startup.py": "rollmatch/startup",

@@ -8,11 +8,11 @@ import pytest
 from conformance.doubles.records import make_rollout
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.objectives.answers import BOX, FAR_BOX, answer, box, element, ids, poly
-from rollmatch.evaluation import write_evaluation
 from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.objective import describe_scene, score
 from rollmatch.objectives.rollout_matching.target import RolloutMatching
 from rollmatch.records import Sample
+from rollmatch.training.evaluation import write_evaluation
 
 VOCABULARY = make_vocabulary()
 RULES = MatchRules(maskiou_gate=0.5)

@@ -26,8 +26,8 @@ from rollmatch.objectives.protocol import TrainingTargets
 from rollmatch.ranks import Journal, Ranks
 from rollmatch.report.console import StepConsole
 from rollmatch.rollout.fence import Fence
-from rollmatch.step_report import PHASES
-from rollmatch.streaming import PartTargets
+from rollmatch.training.report import PHASES
+from rollmatch.training.streaming import PartTargets
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k"}

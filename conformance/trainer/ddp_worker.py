@@ -20,7 +20,7 @@ from conformance.trainer import small_run, turns
 from conformance.trainer.small_run import weights_of
 from rollmatch.learn import deal
 from rollmatch.model import policy
-from rollmatch.trainer import RolloutTrainer
+from rollmatch.training.trainer import RolloutTrainer
 
 
 def make_mixed_trainer(folder: Path, *overrides: str) -> RolloutTrainer:

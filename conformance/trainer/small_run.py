@@ -16,7 +16,7 @@ from rollmatch.config.effective import learner_dtype
 from rollmatch.journal import read_journal
 from rollmatch.model.template import Template
 from rollmatch.ranks import Journal, Ranks
-from rollmatch.trainer import RolloutTrainer
+from rollmatch.training.trainer import RolloutTrainer
 
 SMALL = (
     "custom.extra.rollout_matching.rollout_backend=hf",

@@ -11,8 +11,8 @@ from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
 from rollmatch.cli.run import train_or_save
 from rollmatch.dialects.watch import ServerDied
-from rollmatch.packer_state import forget_versions
 from rollmatch.records import Segment
+from rollmatch.training.packer_state import forget_versions
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
 NARROW = ("training.packing=true", "global_max_length=330", "training.max_steps=3", BRIEF, KEPT)

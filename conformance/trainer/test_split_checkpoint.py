@@ -12,11 +12,11 @@ from conformance.cli.started import finish_ranks
 from conformance.refusals import refused
 from conformance.rollout.digits import load_digits, write_cut
 from conformance.trainer import small_run
-from rollmatch.checkpoint import SavedLearner, find_damage
 from rollmatch.cli.export import load_trained
 from rollmatch.model.source import local_directory
-from rollmatch.packer_state import PackerState, write_packer_state
-from rollmatch.segment_trainer import saved_learner
+from rollmatch.training.checkpoint import SavedLearner, find_damage
+from rollmatch.training.packer_state import PackerState, write_packer_state
+from rollmatch.training.segment_trainer import saved_learner
 
 WORKER = ("-m", "conformance.trainer.ddp_worker", "digits")
 KINDS = {"full": (), "adapters": ("tuner.train_type=lora", "tuner.lora_rank=2")}

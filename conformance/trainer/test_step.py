@@ -15,7 +15,7 @@ from rollmatch.journal import read_journal
 from rollmatch.model import policy
 from rollmatch.objectives.rollout_matching.answer_format import DropReason
 from rollmatch.records import Segment
-from rollmatch.step_report import PHASES
+from rollmatch.training.report import PHASES
 from rollmatch.weights.named_weights import named_weights
 
 TOLERANCE = 1e-5

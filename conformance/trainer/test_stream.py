@@ -7,7 +7,7 @@ import pytest
 
 from conformance.trainer.overlapped import overlapped
 from conformance.trainer.small_run import events, step_between, weights_of
-from rollmatch.streaming import StreamedStep
+from rollmatch.training.streaming import StreamedStep
 
 LONG_STEP = "training.learning_rate=1"
 FOUR_PARTS = (

@@ -9,7 +9,7 @@ from conformance.trainer.small_run import assembled
 from rollmatch.cli.preflight import load_checked
 from rollmatch.config import load_config
 from rollmatch.rollout.retry import ServerRestarted
-from rollmatch.trainer import RolloutTrainer
+from rollmatch.training.trainer import RolloutTrainer
 
 SMALL = (
     f"model.model={ROOT}/fixtures/models/grid",

@@ -15,7 +15,7 @@ from rollmatch.cli.assemble import TrainerParts
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_tensors
 from rollmatch.rollout.fence import SyncMode
-from rollmatch.trainer import RolloutTrainer
+from rollmatch.training.trainer import RolloutTrainer
 from rollmatch.weights.digest import bytes_of, digest_of
 from rollmatch.weights.named_weights import adapter_of, named_weights
 from rollmatch.weights.plan import Merge

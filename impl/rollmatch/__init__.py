@@ -1,12 +1,12 @@
 """Train a (vision-)language model on its own rollouts.
 
-One step, in ``trainer``::
+One step, in ``training.trainer``::
 
      samples -> rollout -> target -> learn -> sync -> next step
 
 ``records`` names what passes between the packages. A module imports only its own package and those before it in this
 order: errors, records, journal, ranks, config, data, model, weights, server, dialects, rollout, learn, objectives,
-trainer, report, plan, cli. ``conformance/test_architecture.py`` holds the order.
+training, report, plan, cli. ``conformance/test_architecture.py`` holds the order.
 
 The names in ``__all__`` are public and stable; everything else may change. They are imported when first used, so that
 ``import rollmatch`` loads neither torch nor vLLM.
@@ -34,7 +34,7 @@ _MODULES = {
     "objectives.rollout_matching.parse": ("parse_rollout",),
     "objectives.rollout_matching.target": ("append_missed", "serialize_objects"),
     "records": ("GroundTruth", "Matching", "ParsedRollout", "PredictedObject", "Rollout", "Row", "Sample", "Segment"),
-    "trainer": ("RolloutTrainer",),
+    "training.trainer": ("RolloutTrainer",),
 }
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 

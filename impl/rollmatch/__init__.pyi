@@ -31,7 +31,7 @@ from rollmatch.records import Rollout as Rollout
 from rollmatch.records import Row as Row
 from rollmatch.records import Sample as Sample
 from rollmatch.records import Segment as Segment
-from rollmatch.trainer import RolloutTrainer as RolloutTrainer
+from rollmatch.training.trainer import RolloutTrainer as RolloutTrainer
 
 __version__: str
 __all__: list[str]

@@ -38,7 +38,7 @@ from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.source import Lockstep, Overlap, RolloutSource
 from rollmatch.rollout.work_items import first_server
-from rollmatch.segment_trainer import Learner
+from rollmatch.training.segment_trainer import Learner
 
 
 def make_arguments(config: RunConfig) -> TrainingArguments:

@@ -10,7 +10,6 @@ from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from rollmatch.checkpoint import checkpoints_in
 from rollmatch.cli.plugins import load_callbacks, load_rewards, needs_coord_tokens, with_first_observations
 from rollmatch.cli.run_directory import probe_output_dir
 from rollmatch.config import RunConfig, check_files
@@ -18,6 +17,7 @@ from rollmatch.config.training import TrainingConfig
 from rollmatch.data import BadSamples
 from rollmatch.data.splits import Split, load_split, origin_of
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError
+from rollmatch.model.source import checkpoints_in
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Sample
 from rollmatch.startup import loading

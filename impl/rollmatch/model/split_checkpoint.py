@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
-from rollmatch.checkpoint import SPLIT
 from rollmatch.model.checkpoint import is_adapted
+from rollmatch.model.source import SPLIT
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -30,7 +30,7 @@ class LogEvent(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveContext:
-    """What an objective may use while it makes targets. Made by ``trainer``; every rank uses it equally often."""
+    """What an objective may use while it makes targets. Made by ``training``; every rank uses it equally often."""
 
     step: int
     ranks: Ranks
@@ -44,7 +44,7 @@ class ObjectiveContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTargets:
-    """The segments that rollouts became, and reports on them. Made by an objective, consumed by ``trainer``."""
+    """The segments that rollouts became, and reports on them. Made by an objective, consumed by ``training``."""
 
     segments: tuple[tuple[Segment, ...], ...]
     """For each sample, in order, the segments that its rollouts are learnt from."""

@@ -35,7 +35,7 @@ def fitted_format(answer_format: AnswerFormat, image_size: Callable[[Sample], tu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutReport:
-    """What one rollout was worth. Made here, used by ``summarize``, ``trainer`` and ``report``."""
+    """What one rollout was worth. Made here, used by ``summarize``, ``training`` and ``report``."""
 
     num_predicted: int
     """Valid objects; dropped ones count in ``drops`` only."""

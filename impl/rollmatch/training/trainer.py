@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.data.order import check_order, split_evenly
-from rollmatch.evaluation import evaluate_policy, keep_evaluation
 from rollmatch.learn.batch import Passes
 from rollmatch.learn.deal import PassSize
 from rollmatch.learn.early import EarlyGradients
@@ -27,13 +26,14 @@ from rollmatch.learn.score import SegmentScorer
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import head_worth_avoiding
 from rollmatch.objectives.protocol import ObjectiveContext, Terms, TrainingTargets
-from rollmatch.packer_state import WindowTargets
 from rollmatch.records import Rollout, Sample
 from rollmatch.rollout.overlap import Ahead, Stream
 from rollmatch.rollout.source import Overlap, RequestedWindow, RolloutPart, RolloutSource
-from rollmatch.segment_trainer import Learner, SegmentTrainer
-from rollmatch.step_report import StepReport
-from rollmatch.streaming import PartTargets, StreamedStep
+from rollmatch.training.evaluation import evaluate_policy, keep_evaluation
+from rollmatch.training.packer_state import WindowTargets
+from rollmatch.training.report import StepReport
+from rollmatch.training.segment_trainer import Learner, SegmentTrainer
+from rollmatch.training.streaming import PartTargets, StreamedStep
 from rollmatch.weights.named_weights import named_weights
 
 

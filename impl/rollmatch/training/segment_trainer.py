@@ -18,7 +18,6 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import Trainer, TrainerControl, TrainingArguments
 
-from rollmatch.checkpoint import SavedLearner, sealing
 from rollmatch.config.strategy import KEY, Strategy
 from rollmatch.data import ReusedOrder, WindowPlan
 from rollmatch.errors import LaunchError
@@ -32,10 +31,17 @@ from rollmatch.model.parts import NAMES, Part, count_parts
 from rollmatch.model.policy import unwrap
 from rollmatch.model.sharding import EvenGradients, check_split, not_engaged
 from rollmatch.objectives.protocol import Objective, PolicyObjective, ScoreSegments, TrainingTargets
-from rollmatch.packer_state import WindowTargets, forget_versions, packer_state, read_packer_state, write_packer_state
 from rollmatch.records import Segment
 from rollmatch.rollout.source import Overlap, RolloutSource
-from rollmatch.step_report import StepReport
+from rollmatch.training.checkpoint import SavedLearner, sealing
+from rollmatch.training.packer_state import (
+    WindowTargets,
+    forget_versions,
+    packer_state,
+    read_packer_state,
+    write_packer_state,
+)
+from rollmatch.training.report import StepReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,8 @@ from rollmatch.model.images import ImageFeatures
 from rollmatch.objectives.protocol import Divisible, TrainingTargets
 from rollmatch.records import Rollout
 from rollmatch.rollout.overlap import Stream
-from rollmatch.segment_trainer import Learner
-from rollmatch.step_report import StepReport
+from rollmatch.training.report import StepReport
+from rollmatch.training.segment_trainer import Learner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

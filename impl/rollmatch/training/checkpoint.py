@@ -6,7 +6,6 @@ A checkpoint without a manifest was cut off while it was being written; one whos
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +15,10 @@ from pathlib import Path
 from typing import Protocol
 
 from rollmatch.errors import LaunchError
+from rollmatch.model.source import MANIFEST, checkpoints_in, step_of
 
-MANIFEST = "manifest.json"
 LEARNER = "learner.json"
 """File of a checkpoint: ``SavedLearner``."""
-SPLIT = "pytorch_model_fsdp_0"
-"""Folder of a checkpoint that holds weights in parts; accelerate's name."""
 STATES = {"optimizer": "optim", "learning rate schedule": "scheduler", "random number generator": "rng_state"}
 """What a resumed run needs beside the weights -> a part of the file names that transformers, FSDP or DeepSpeed use."""
 
@@ -135,21 +132,6 @@ def find_damage(checkpoint: Path) -> str:
         digests = pool.map(_digest, [checkpoint / name for name in expected])
     changed = [name for name, digest in zip(expected, digests, strict=True) if digest != expected[name][1]]
     return f"the content of {changed[0]} has changed since it was saved" if changed else ""
-
-
-def checkpoints_in(directory: Path) -> list[Path]:
-    """Directories named ``checkpoint-<step>``, newest first."""
-    named = [path for path in directory.glob("checkpoint-*") if re.fullmatch(r"checkpoint-[0-9]+", path.name)]
-    return sorted(named, key=step_of, reverse=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    """The optimizer step after which it was saved.
-
-    >>> step_of(Path("runs/first/checkpoint-40"))
-    40
-    """
-    return int(checkpoint.name.rpartition("-")[2])
 
 
 def ranks_without_rng_state(checkpoint: Path, *, learner_world_size: int) -> list[int]:

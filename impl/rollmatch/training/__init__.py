@@ -1,0 +1,1 @@
+"""The trainer: one step, its checkpoints, its report, its evaluation."""
