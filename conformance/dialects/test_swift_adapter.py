@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.refusals import refused
-from rollmatch.dialects.swift.adapter import PeftConfig, adapter_plan
-from rollmatch.dialects.trl.control_routes import FlatTensor
+from rollmatch.dialects.swift.adapter import adapter_plan
+from rollmatch.dialects.swift.bodies import PeftConfig
+from rollmatch.dialects.trl.bodies import FlatTensor
 
 MODULE = "model.layers.0.mlp.up_proj"
 MODEL = SimpleNamespace(aliases={"lm_head.weight": "model.embed_tokens.weight"}, tensors={})

@@ -16,7 +16,8 @@ from conformance.rollout.digits import requests_for, scenes
 from conformance.server.stand_in import STOP, refusal
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids, unpack_ids
-from rollmatch.dialects.swift.routes import SwiftInferRequest, SwiftRequestConfig, generate_requests
+from rollmatch.dialects.swift.bodies import SwiftInferRequest, SwiftRequestConfig
+from rollmatch.dialects.swift.routes import generate_requests
 
 SAMPLING = {"max_tokens": 3}
 IMAGE = 414

@@ -7,7 +7,8 @@ import pytest
 
 from conformance.server.stand_in import make_stand_in, refusal
 from rollmatch.dialects.native.sync_routes import Update
-from rollmatch.dialects.trl.control_routes import FlatTensor, check_places
+from rollmatch.dialects.trl.bodies import FlatTensor
+from rollmatch.dialects.trl.control_routes import check_places
 from rollmatch.server.announced import AnnouncementInvalid
 from rollmatch.server.communicator import UpdateRefused
 from rollmatch.server.payloads import SyncRequest

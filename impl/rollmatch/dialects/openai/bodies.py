@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from PIL import Image
 from pydantic import Field
 
+from rollmatch.data.ids import PackedIds
 from rollmatch.server.payloads import Int64, Payload
 from rollmatch.server.sampling import StopTexts
 from rollmatch.server.unserved import Unserved
@@ -211,6 +212,51 @@ class CompletionBody(OpenAIBody):
             return [self.prompt]
         ids = [token_id for token_id in self.prompt if isinstance(token_id, int)]
         return [ids] if ids else [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+
+class TokenSampling(GivenSampling):
+    """``sampling_params``, by vLLM's names; the last five concern texts and experts, which are not returned."""
+
+    n: Annotated[Int64, Field(ge=1)] = 1
+    seed: Int64 | None = None
+    max_tokens: Int64 | None = None
+    stop: StopTexts | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    logprobs: NumLogprobs | None = None
+    logit_bias: dict[int, float] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    detokenize: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    routed_experts_prompt_start: Int64 | None = None
+
+
+class MediaPart(Payload):
+    """An image of the prompt, in the place of the next image placeholder."""
+
+    type: Literal["image_url"]
+    url: str
+    uuid: str | None = None
+
+
+class TokenBody(Payload):
+    """A call of ``/inference/v1/generate``."""
+
+    token_ids: PackedIds
+    """The prompt, one placeholder per image."""
+    sampling_params: TokenSampling = TokenSampling()
+    model: str | None = None
+    request_id: Annotated[str, Field(max_length=1024)] | None = None
+    content_parts: tuple[MediaPart, ...] = ()
+    return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    """Without effect: a policy's cache serves no later one."""
+    priority: Literal[0] | None = None
+    output_mode: Literal["tokens"] = "tokens"
+    stream: Unserved = None
+    stream_options: Unserved = None
+    features: Unserved = None
+    kv_transfer_params: Unserved = None
+    ec_transfer_params: Unserved = None
 
 
 def text_size(value: object) -> int:

@@ -9,26 +9,21 @@ import time
 import uuid
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Annotated, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import Field
 from starlette.responses import Response
 
-from rollmatch.data.ids import PackedIds
-from rollmatch.dialects.openai.bodies import GivenSampling, NumLogprobs
+from rollmatch.dialects.openai.bodies import TokenBody
 from rollmatch.dialects.openai.serving import check_name, names_of
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone
 from rollmatch.server.openapi import accepts
-from rollmatch.server.payloads import Int64, Payload
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
-from rollmatch.server.sampling import LONGEST, StopTexts, make_sampling, seeds_of
+from rollmatch.server.sampling import LONGEST, make_sampling, seeds_of
 from rollmatch.server.state import ServerState
-from rollmatch.server.unserved import Unserved
 
 _NOT_SAMPLING = {
     "n",
@@ -41,51 +36,6 @@ _NOT_SAMPLING = {
     "include_stop_str_in_output",
     "routed_experts_prompt_start",
 }
-
-
-class TokenSampling(GivenSampling):
-    """``sampling_params``, by vLLM's names; the last five concern texts and experts, which are not returned."""
-
-    n: Annotated[Int64, Field(ge=1)] = 1
-    seed: Int64 | None = None
-    max_tokens: Int64 | None = None
-    stop: StopTexts | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    logprobs: NumLogprobs | None = None
-    logit_bias: dict[int, float] | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    detokenize: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    routed_experts_prompt_start: Int64 | None = None
-
-
-class MediaPart(Payload):
-    """An image of the prompt, in the place of the next image placeholder."""
-
-    type: Literal["image_url"]
-    url: str
-    uuid: str | None = None
-
-
-class TokenBody(Payload):
-    """A call of ``/inference/v1/generate``."""
-
-    token_ids: PackedIds
-    """The prompt, one placeholder per image."""
-    sampling_params: TokenSampling = TokenSampling()
-    model: str | None = None
-    request_id: Annotated[str, Field(max_length=1024)] | None = None
-    content_parts: tuple[MediaPart, ...] = ()
-    return_token_ids: bool | None = None
-    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
-    """Without effect: a policy's cache serves no later one."""
-    priority: Literal[0] | None = None
-    output_mode: Literal["tokens"] = "tokens"
-    stream: Unserved = None
-    stream_options: Unserved = None
-    features: Unserved = None
-    kv_transfer_params: Unserved = None
-    ec_transfer_params: Unserved = None
 
 
 def token_routes(server: ServerState) -> APIRouter:

@@ -1,11 +1,9 @@
 """An adapter as ms-swift sends it: peft's configuration and state dict. Source: 4.6 ``rollout_mixin.py``."""
 
-import math
 from collections.abc import Sequence
 
-from pydantic import BaseModel, Field
-
-from rollmatch.dialects.trl.control_routes import FlatTensor
+from rollmatch.dialects.swift.bodies import PeftConfig
+from rollmatch.dialects.trl.bodies import FlatTensor
 from rollmatch.server.announced import AnnouncementInvalid
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import AdapterPlan, AnnouncedMerge
@@ -25,34 +23,14 @@ _UNMERGED = (
 """Options of peft under which a weight is not base + scaling * B @ A."""
 
 
-class PeftConfig(BaseModel):
-    """What of peft's ``LoraConfig`` decides how weights are merged; ranks are read from the tensors."""
-
-    model_config = {"extra": "allow"}
-
-    lora_alpha: float = Field(gt=0, allow_inf_nan=False)
-    use_rslora: bool = False
-    bias: str = "none"
-
-    def scaling(self, rank: int) -> float:
-        """Of an adapter of this rank."""
-        return self.lora_alpha / (math.sqrt(rank) if self.use_rslora else rank)
-
-    def check(self) -> None:
-        """Errors: ``AnnouncementInvalid``."""
-        further: dict[str, object] = self.model_extra or {}
-        set_here = [name for name in _UNMERGED if further.get(name)]
-        if self.bias != "none":
-            set_here.append("bias")
-        if set_here:
-            raise _invalid("is set, and the server does not merge by it", f"peft_config.{set_here[0]}")
-
-
-class FlatAdapter(BaseModel):
-    """``/update_adapter_flattened_param/``."""
-
-    peft_config: PeftConfig
-    metadatas: list[FlatTensor]
+def check_config(config: PeftConfig) -> None:
+    """Errors: ``AnnouncementInvalid``."""
+    further: dict[str, object] = config.model_extra or {}
+    set_here = [name for name in _UNMERGED if further.get(name)]
+    if config.bias != "none":
+        set_here.append("bias")
+    if set_here:
+        raise _invalid("is set, and the server does not merge by it", f"peft_config.{set_here[0]}")
 
 
 def adapter_plan(config: PeftConfig, tensors: Sequence[FlatTensor], model: Model) -> AdapterPlan:
@@ -60,7 +38,7 @@ def adapter_plan(config: PeftConfig, tensors: Sequence[FlatTensor], model: Model
 
     peft names a tensor ``base_model.model.<module>.lora_A.weight``; the weight is ``<module>.weight``.
     """
-    config.check()
+    check_config(config)
     found: dict[str, dict[str, FlatTensor]] = {}
     for tensor in tensors:
         module, role = _place_of(tensor.name)

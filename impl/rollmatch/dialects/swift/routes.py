@@ -1,25 +1,22 @@
 """The swift dialect, as ms-swift 4.x trainers call it. Source: ms-swift 4.6 ``pipelines/infer/rollout.py``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import Field
 from starlette.responses import Response
 
-from rollmatch.data.ids import PackedIds
-from rollmatch.dialects.swift.adapter import FlatAdapter, adapter_plan
+from rollmatch.dialects.swift.adapter import adapter_plan
+from rollmatch.dialects.swift.bodies import FlatAdapter, SwiftBatch, SwiftImage, SwiftInferRequest, SwiftRequestConfig
 from rollmatch.dialects.trl.control_routes import check_places, spec_of_entry
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.openapi import accepts
-from rollmatch.server.payloads import Int64, Payload
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
-from rollmatch.server.sampling import LONGEST, StopTexts, make_sampling, model_defaults, seeds_of
+from rollmatch.server.sampling import LONGEST, make_sampling, model_defaults, seeds_of
 from rollmatch.server.state import ServerState
-from rollmatch.server.unserved import Unserved, UnservedFactor
 
 WHERE = "infer_requests"
 _SAMPLING = frozenset(
@@ -36,68 +33,6 @@ _SAMPLING = frozenset(
     ]
 )
 """``max_tokens`` where none is given; it is cut to what fits."""
-
-
-class SwiftImage(Payload):
-    """ms-swift's second form of an image."""
-
-    bytes: str | bytes | None = None
-    path: str | None = None
-
-
-class SwiftInferRequest(Payload):
-    """One prompt."""
-
-    messages: list[dict[str, Any]] | None = None
-    prompt_token_ids: PackedIds | None = None
-    """Not in ms-swift: ids in place of messages."""
-    images: tuple[str | bytes | SwiftImage, ...] = ()
-    uuid: str | None = None
-    audios: Unserved = None
-    videos: Unserved = None
-    tools: Unserved = None
-    objects: Unserved = None
-    chat_template_kwargs: Unserved = None
-    data_dict: dict[str, Any] | None = None
-    """Further columns of the sample; rewards read them at the trainer, the server does not."""
-    add_eos: bool | str | None = None
-    """For conversations of several turns, which the trainer continues itself."""
-
-
-class SwiftRequestConfig(Payload):
-    """How responses are sampled; None leaves it to the model's generation config."""
-
-    max_tokens: Int64 | None = None
-    temperature: float | None = None
-    top_k: Int64 | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: Int64 | None = None
-    stop: StopTexts | str | None = None
-    n: Annotated[Int64, Field(ge=1)] = 1
-    logprobs: bool = False
-    return_details: bool = False
-    num_beams: UnservedFactor = None
-    stream: Unserved = None
-    top_logprobs: Unserved = None
-    prompt_logprobs: Unserved = None
-    best_of: UnservedFactor = None
-    length_penalty: UnservedFactor = None
-    structured_outputs_regex: Unserved = None
-
-
-class SwiftBatch(Payload):
-    """A call of ``/infer/``; the last three fields are in every body of ms-swift's client."""
-
-    infer_requests: list[SwiftInferRequest]
-    request_config: SwiftRequestConfig | None = None
-    metrics: Unserved = None
-    adapter_request: Unserved = None
-    use_tqdm: bool | None = None
-    """Without effect: a progress bar of ms-swift's server."""
 
 
 def swift_routes(server: ServerState) -> APIRouter:

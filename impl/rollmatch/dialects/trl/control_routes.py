@@ -1,51 +1,21 @@
 """Control routes of the trl dialect, shared by swift. Unlike elsewhere, status 200 means that it was done."""
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from rollmatch.dialects.trl.bodies import CommunicatorInit, FlatBucket, FlatTensor, NamedParam
 from rollmatch.server.announced import AnnouncementInvalid
 from rollmatch.server.http import answer, read_body
 from rollmatch.server.openapi import accepts
-from rollmatch.server.payloads import Shape, Size, TensorSpec
+from rollmatch.server.payloads import TensorSpec
 from rollmatch.server.state import ServerState
-from rollmatch.weights.group_address import MAX_WORLD_SIZE, GroupAddress, is_wildcard
+from rollmatch.weights.group_address import GroupAddress, is_wildcard
 from rollmatch.weights.plan import DTYPES, Spec
 
 JOIN_TIMEOUT_S = 60.0
 """Until the learner of another trainer has joined the group that it had opened."""
 TRANSFER_TIMEOUT_S = 30.0
 """Until a tensor that such a learner has announced is there."""
-
-
-class CommunicatorInit(BaseModel):
-    """``/init_communicator/``; TRL also sends ``client_device_uuid``."""
-
-    host: str
-    port: int = Field(ge=1, le=65535)
-    world_size: int = Field(ge=1, le=MAX_WORLD_SIZE)
-
-
-class NamedParam(BaseModel):
-    """``/update_named_param/``."""
-
-    name: str
-    dtype: str
-    shape: Shape
-
-
-class FlatTensor(NamedParam):
-    """One tensor of a bucket; places count bytes."""
-
-    start_idx: Size
-    end_idx: Size
-    numel: Size
-
-
-class FlatBucket(BaseModel):
-    """``/update_flattened_params/``."""
-
-    metadatas: list[FlatTensor]
 
 
 def control_routes(server: ServerState) -> APIRouter:

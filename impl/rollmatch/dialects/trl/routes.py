@@ -1,78 +1,24 @@
 """The trl dialect: what TRL up to 1.10 and verifiers 0.1.x call. Source: TRL 1.10 ``scripts/vllm_serve.py``."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import Field
 from starlette.responses import Response
 
-from rollmatch.data.ids import PackedIds
+from rollmatch.dialects.trl.bodies import TrlBatch, TrlChats, TrlSampling
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.openapi import accepts
-from rollmatch.server.payloads import Int64, Payload
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
-from rollmatch.server.sampling import StopTexts, make_sampling, seeds_of
+from rollmatch.server.sampling import make_sampling, seeds_of
 from rollmatch.server.state import ServerState
-from rollmatch.server.unserved import Unserved
 
 _SAMPLING_AT = ("generation_kwargs", "n", "logprobs")
 _SAMPLING = frozenset(["repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens"])
-
-
-class TrlGenerationKwargs(Payload):
-    """vLLM sampling parameters beside those that are fields of the body; they win over these."""
-
-    repetition_penalty: float | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    max_tokens: Int64 | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    min_tokens: Int64 | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[Int64] | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: Int64 | None = None
-    stop: StopTexts | Annotated[str, Field(min_length=1)] | None = None
-
-
-class TrlSampling(Payload):
-    """What both calls have."""
-
-    n: Annotated[Int64, Field(ge=1)] = 1
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: Int64 = -1
-    min_p: float = 0.0
-    max_tokens: Int64 = 16
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = 0
-    generation_kwargs: TrlGenerationKwargs = TrlGenerationKwargs()
-    structured_outputs_regex: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
-    guided_decoding_regex: Unserved = None
-    truncate_prompt_tokens: Unserved = None
-
-
-class TrlBatch(TrlSampling):
-    """A call of ``/generate/``."""
-
-    prompts: list[PackedIds] | list[str]
-    images: list[list[str] | str | None] | None = None
-
-
-class TrlChats(TrlSampling):
-    """A call of ``/chat/``."""
-
-    messages: list[list[dict[str, Any]]]
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    tools: list[dict[str, Any]] | None = None
 
 
 _Call = TypeVar("_Call", bound=TrlSampling)
