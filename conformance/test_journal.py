@@ -8,13 +8,12 @@ import sys
 
 import pytest
 
-from rollmatch.journal import read_journal
-from rollmatch.ranks import Journal
+from rollmatch.journal import Journal, read_journal
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rollmatch.ranks import Journal
+from rollmatch.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 journal.write("step", step=1)
 os.kill(os.getpid(), signal.SIGKILL)

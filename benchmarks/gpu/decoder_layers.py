@@ -15,7 +15,7 @@ from benchmarks.gpu.measure import device, judge, matmul_tflops, on_gpu, say, ta
 from rollmatch.learn.attention import PACKED_ATTENTION
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
 from rollmatch.model.decoder_layers import compile_layers, decoder_layers
-from rollmatch.rollout.backend import eager
+from rollmatch.rollout.hf import eager
 
 SHAPE = {
     "num_layers": 36, "hidden_len": 2560, "inner_len": 9728, "num_heads": 32, "num_groups": 8, "head_len": 128,

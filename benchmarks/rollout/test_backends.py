@@ -10,7 +10,8 @@ from conformance.rollout.digits import MODEL, load_model, requests_for, scenes, 
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.backend import Decoding, HfBackend
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
 DECODING = Decoding(max_new_tokens=128)

@@ -13,16 +13,16 @@ from rollmatch.data import StepShape, WindowPlan
 from rollmatch.data.order import split_evenly
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import WatchRules
+from rollmatch.journal import Journal
 from rollmatch.model.images import ImagePreparation
 from rollmatch.model.source import checkpoints_in, step_of
-from rollmatch.ranks import Journal
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.overlap import Ahead, Stream
+from rollmatch.rollout.overlap import Ahead, Lockstep, RequestedWindow, Stream
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules
 from rollmatch.rollout.retry import CallRules
-from rollmatch.rollout.source import Lockstep, RequestedWindow, RolloutSource
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
+from rollmatch.rollout.source import RolloutSource
 from rollmatch.training.checkpoint import find_damage, sealing
 from rollmatch.training.report import StepReport
 from rollmatch.training.streaming import StreamedStep

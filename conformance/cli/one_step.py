@@ -15,7 +15,8 @@ from rollmatch.config import load_config
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.policy import load_policy
 from rollmatch.model.source import with_local_model
-from rollmatch.rollout.backend import Decoding, HfBackend, make_requests
+from rollmatch.rollout.backend import Decoding, make_requests
+from rollmatch.rollout.hf import HfBackend
 
 VLLM = "custom.extra.rollout_matching.vllm"
 NUM_SAMPLES = 8

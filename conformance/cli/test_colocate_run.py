@@ -10,7 +10,8 @@ from peft import PeftModel
 from conformance.cli.division import WEIGHT_FILES
 from conformance.cli.started import journal_of, started, train_command
 from conformance.rollout.digits import load_model, requests_for, scenes, template_of
-from rollmatch.rollout.backend import Decoding, HfBackend
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
 
 pytestmark = pytest.mark.engine
 

@@ -10,7 +10,7 @@ from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
 from rollmatch.cli import connect
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
 
 VLLM = "~.vllm"
 TWO = (

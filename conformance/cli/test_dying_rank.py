@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from conformance.cli.started import started_ranks
-from rollmatch.journal import read_journal
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal, read_journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import Fence
 
 SCRIPT = Path(__file__)

@@ -17,8 +17,8 @@ from conformance.weights.native_double import NativeDouble, Refused, serving
 from rollmatch.cli.connect import connect_servers
 from rollmatch.config import check_files
 from rollmatch.config.server_rules import read_servers
-from rollmatch.journal import read_journal
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal, read_journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import Fence
 
 SERVER = "custom.extra.rollout_matching.vllm.server"

@@ -7,10 +7,11 @@ from conformance.server.instance import free_port
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.weights.named_weights import named_weights
 
 ALONE = Ranks()

@@ -10,8 +10,8 @@ from conformance.rollout.digits import scenes, template_of
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.cli.connect import connect_servers
-from rollmatch.journal import read_journal
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal, read_journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, make_requests
 
 WARM = Decoding(max_new_tokens=4, temperature=0.7, top_p=0.9, top_k=5)

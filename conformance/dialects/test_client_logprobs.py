@@ -18,7 +18,7 @@ from rollmatch.dialects.logprobs import check_logprobs
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.members import ServerMembers
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
 
 ASKING = dataclasses.replace(RULES, logprobs=True)
 IDS, LOGPROBS = [4, 9], [-0.5, -0.25]

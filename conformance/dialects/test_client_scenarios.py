@@ -19,8 +19,8 @@ from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.cli.assemble import make_parts
 from rollmatch.cli.connect import connect_servers
 from rollmatch.dialects.watch import WatchRules
-from rollmatch.journal import read_journal
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal, read_journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, derive_seed
 from rollmatch.rollout.fence import Fence, SyncMode
 

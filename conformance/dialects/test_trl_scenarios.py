@@ -15,7 +15,7 @@ from rollmatch.dialects.trl.sender import TrlSender, flat_metadata
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import SyncMode
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.weights.named_weights import adapter_of, named_weights
 from rollmatch.weights.plan import Spec
 

@@ -1,6 +1,6 @@
 """One checker for the events of any run: simulated, on a CPU or on GPUs.
 
-Events are lines of a journal (``rollmatch.ranks.Journal`` writes them), of all ranks together:
+Events are lines of a journal (``rollmatch.journal.Journal`` writes them), of all ranks together:
 
 =============  ==============================================  ==================================================
 ``event``      fields beside ``time`` (unix s) and ``rank``    what happened

@@ -1,4 +1,4 @@
-"""Segments dealt to passes and ranks by their tokens; every pass with no padded token."""
+"""Segments are shared out among passes and ranks by their tokens; every pass with no padded token."""
 
 import pytest
 from hypothesis import given
@@ -9,8 +9,8 @@ from conformance.learn.loss_cases import RULES
 from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model
 from conformance.learn.segments import make_segment, plain_segment
 from conformance.learn.test_scoring import ScoringSupervisor
+from rollmatch.learn.balance import PassSize, RowBalancer, balance, spread_longest_first
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.deal import Dealer, PassSize, deal, spread_longest_first
 from rollmatch.learn.head import Scoring, logprobs_of
 from rollmatch.learn.score import score_segments
 from rollmatch.objectives.rollout_matching.loss import count_totals, masked_loss_of_kept
@@ -30,7 +30,7 @@ def test_parts_of_about_as_many_tokens_hold_each_sequence_once(lengths, num_part
 
 @given(st.lists(st.integers(1, CAPACITY), min_size=1, max_size=40), st.integers(1, 5))
 def test_rows_hold_each_sequence_once_and_are_as_many_on_every_rank(lengths, num_ranks):
-    rows = deal(lengths, capacity=CAPACITY, num_ranks=num_ranks)
+    rows = balance(lengths, capacity=CAPACITY, num_ranks=num_ranks)
     assert len(rows) == num_ranks
     num_rows = len(rows[0])
     assert {len(mine) for mine in rows} == {num_rows}
@@ -45,7 +45,7 @@ def test_rows_hold_each_sequence_once_and_are_as_many_on_every_rank(lengths, num
 
 def test_a_sequence_longer_than_a_row_is_refused():
     with pytest.raises(ValueError, match="13 tokens does not fit a row of 12"):
-        deal([3, 13], capacity=CAPACITY, num_ranks=1)
+        balance([3, 13], capacity=CAPACITY, num_ranks=1)
 
 
 def deal_over_ranks(lengths_of_ranks, capacity):
@@ -53,7 +53,7 @@ def deal_over_ranks(lengths_of_ranks, capacity):
 
     def work(ranks):
         made = [plain_segment(length, 100 * ranks.rank + i) for i, length in enumerate(lengths_of_ranks[ranks.rank])]
-        return Dealer(ranks=ranks, capacity=capacity).rows_of(made, num_rows=1)
+        return RowBalancer(ranks=ranks, capacity=capacity).rows_of(made, num_rows=1)
 
     return together(len(lengths_of_ranks), work)
 
@@ -102,7 +102,7 @@ def test_passes_add_up_to_the_loss_and_gradient_of_one_row_whatever_their_number
 
     def learnt(capacity):
         batcher = Batcher(
-            model, ScoringSupervisor(), packer=None, pad_id=0, dealer=Dealer(ranks=alone(), capacity=capacity)
+            model, ScoringSupervisor(), packer=None, pad_id=0, balancer=RowBalancer(ranks=alone(), capacity=capacity)
         )
         batches = batcher.make(segments, features_of(cases), num_batches=1)
         totals = count_totals([batch.supervision for batch in batches])

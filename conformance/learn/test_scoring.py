@@ -9,8 +9,8 @@ from conformance.doubles.tiny_qwen3_vl import VOCAB_LEN, make_tiny_qwen3
 from conformance.learn.loss_cases import MASK, RULES
 from conformance.learn.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model
 from conformance.learn.segments import make_segment
+from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.deal import PassSize
 from rollmatch.learn.head import HeadStates, Scoring, logprobs_of, losing_logits
 from rollmatch.learn.pack import Packer
 from rollmatch.learn.score import score_segments

@@ -15,7 +15,7 @@ from conformance.learn.segments import make_row, make_segment
 from conformance.refusals import refused
 from rollmatch.model.decoder_layers import compile_layers, decoder_layers
 from rollmatch.model.images import NO_IMAGES
-from rollmatch.rollout.backend import eager
+from rollmatch.rollout.hf import eager
 
 SPLIT = """
 import json, pathlib, sys

@@ -28,7 +28,8 @@ from rollmatch.model.parts import Part, parts_of
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, Row, Sample, Segment
-from rollmatch.rollout.backend import Decoding, HfBackend
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
 from rollmatch.weights.named_weights import named_weights
 
 AGAIN = "python -m conformance.harness.models_table"

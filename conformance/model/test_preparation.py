@@ -10,9 +10,9 @@ import torch
 
 from conformance.rollout.digits import load_model, requests_for, scenes, template_of
 from rollmatch.model.images import NO_IMAGES, ImagePreparation, once_per_images
-from rollmatch.rollout.backend import Decoding, HfBackend
-from rollmatch.rollout.overlap import WithoutRollouts
-from rollmatch.rollout.source import Lockstep, RequestedWindow
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.overlap import Lockstep, RequestedWindow, WithoutRollouts
 
 LIMIT_S = 60
 PAIR = scenes()[:2]

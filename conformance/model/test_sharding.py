@@ -11,7 +11,8 @@ from conformance.cli.started import finish_ranks
 from conformance.rollout.digits import load_model, requests_for, scenes, template_of
 from rollmatch.model.policy import LARGE_VOCABULARY, count_weights, head_worth_avoiding
 from rollmatch.model.sharding import EvenGradients
-from rollmatch.rollout.backend import Decoding, HfBackend
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
 
 GATHERED = """
 import random

@@ -10,12 +10,12 @@ from conformance.weights.native_double import NativeDouble, Refused, serving
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import ServerDied, WatchRules
-from rollmatch.journal import read_journal
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal, read_journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.retry import CallRules
+from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.rollout.source import RolloutSource
-from rollmatch.rollout.vllm_server import VllmServerBackend
 
 QUICK = ClientSettings(timeout_s=5, watch=WatchRules(poll_s=0.05, look_timeout_s=0.3, silence_s=0.5))
 WEIGHTS = {"a": torch.ones(2), "b": torch.full((3,), 2.0)}

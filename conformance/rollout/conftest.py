@@ -5,7 +5,7 @@ import pytest
 from conformance.rollout.attached import attaching
 from conformance.rollout.digits import GREEDY, load_model, requests_for, scenes, template_of
 from rollmatch.rollout import retry
-from rollmatch.rollout.backend import HfBackend
+from rollmatch.rollout.hf import HfBackend
 
 
 @pytest.fixture(scope="session")

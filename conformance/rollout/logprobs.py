@@ -7,7 +7,7 @@ from itertools import accumulate, chain
 import torch
 
 from conformance.rollout.digits import template_of
-from rollmatch.learn.deal import PassSize
+from rollmatch.learn.balance import PassSize
 from rollmatch.learn.head import logprobs_of
 from rollmatch.learn.score import score_segments
 from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, score_tokens, supervise_policy

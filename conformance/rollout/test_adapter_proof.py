@@ -10,7 +10,7 @@ from conformance.refusals import refused
 from conformance.rollout.digits import load_model, template_of
 from rollmatch.config.training import TunerConfig
 from rollmatch.rollout.adapter_proof import prove_adapters
-from rollmatch.rollout.backend import HfBackend
+from rollmatch.rollout.hf import HfBackend
 
 LANGUAGE = r"model\.language_model\..*\.(q_proj|v_proj|down_proj)"
 TOWER = r"model\.visual\..*\.qkv"

@@ -12,7 +12,8 @@ from conformance.rollout.digits import GREEDY, LONG_QUESTION, PACKED, load_model
 from conformance.rollout.digits import tokens_of as tokens
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart
 from rollmatch.model.template import Template
-from rollmatch.rollout.backend import Decoding, HfBackend, check_answers
+from rollmatch.rollout.backend import Decoding, check_answers
+from rollmatch.rollout.hf import HfBackend
 
 SAMPLED = Decoding(max_new_tokens=8, temperature=1.0)
 HOT = Decoding(max_new_tokens=4, temperature=4.0)

@@ -14,10 +14,10 @@ from conformance.rollout.test_prefetch import GREEDY, requests_of, until
 from conformance.rollout.test_vllm_server import TEMPLATE
 from conformance.weights.native_double import NativeDouble, serving
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
-from rollmatch.journal import read_journal
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal, read_journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.rollout.work_items import Chunk, WorkItem, cut_chunks, cut_work_items, next_work_item
 
 NUM_REQUESTS, PIECES = 16, 4

@@ -6,9 +6,9 @@ from unittest.mock import Mock, call
 import pytest
 
 from conformance.refusals import refused
-from rollmatch.rollout.overlap import Ahead, Stream, WithoutRollouts
+from rollmatch.rollout.overlap import Ahead, RequestedWindow, RolloutPart, Stream, WithoutRollouts
 from rollmatch.rollout.retry import ServerRestarted
-from rollmatch.rollout.source import RequestedWindow, RolloutPart, settle
+from rollmatch.rollout.source import settle
 
 
 def test_a_stream_waits_for_the_step_under_way_and_for_nothing_else():

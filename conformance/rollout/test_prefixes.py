@@ -11,7 +11,7 @@ from conformance.rollout.digits import GREEDY
 from rollmatch.dialects.native.client import encode
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
 from rollmatch.dialects.trl.client import TrlDialect, equally_often
-from rollmatch.rollout.backend import HfBackend
+from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.server_calls import check_prefixes
 
 RULES = SamplingRules(

@@ -15,7 +15,8 @@ from conformance.rollout.digits import load_model, perturb, requests_for, scenes
 from conformance.rollout.engine import open_engine
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.backend import Decoding, HfBackend
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
 
 pytestmark = pytest.mark.engine
 WORKER = ("-m", "conformance.rollout.test_tensor_parallel")

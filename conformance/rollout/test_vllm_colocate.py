@@ -14,7 +14,8 @@ from conformance.rollout.digits import tokens_of as tokens
 from conformance.rollout.logprobs import TOLERANCE, farthest_apart, figures_of
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights
-from rollmatch.rollout.backend import Decoding, HfBackend
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
 
 pytestmark = pytest.mark.engine
 

@@ -16,7 +16,7 @@ from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_al
 from rollmatch.errors import SyncError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
 
 STOP = 9
 TEMPLATE = SimpleNamespace(

@@ -23,8 +23,9 @@ from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
 from rollmatch.config import RunConfig
 from rollmatch.config.servers import server_section
 from rollmatch.dialects.native import group as gloo
+from rollmatch.journal import Journal
 from rollmatch.model.checkpoint import merged_weights
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.ranks import Ranks
 
 SERVER_MODE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=server")
 HOST, PORT = 'rlhf.vllm_server_host=["127.0.0.1"]', "rlhf.vllm_server_port=[8080]"

@@ -20,10 +20,10 @@ from rollmatch.cli.run_directory import JOURNAL, RESOLVED
 from rollmatch.cli.watch import RunWatcher, make_step_fields
 from rollmatch.config import load_config
 from rollmatch.data import Window
-from rollmatch.journal import read_journal
+from rollmatch.journal import Journal, read_journal
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.objectives.protocol import TrainingTargets
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.ranks import Ranks
 from rollmatch.report.console import StepConsole
 from rollmatch.rollout.fence import Fence
 from rollmatch.training.report import PHASES

@@ -11,8 +11,7 @@ from conformance.rollout.test_prefetch import GREEDY, Servers, opened, requests_
 from conformance.scenarios.configs import GRPO, config_with, refusal_of
 from rollmatch.cli.assemble import make_overlap
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.overlap import Ahead
-from rollmatch.rollout.source import RequestedWindow
+from rollmatch.rollout.overlap import Ahead, RequestedWindow
 
 OVERLAP, STALENESS = "~.overlap", "~.max_staleness"
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")

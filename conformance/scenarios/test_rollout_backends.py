@@ -7,7 +7,8 @@ import torch
 
 from conformance.rollout.digits import LONG_QUESTION, cut, load_model, requests_for, scenes, template_of
 from conformance.scenarios.configs import config_with, refusal_of
-from rollmatch.rollout.backend import Decoding, HfBackend
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
 
 SHORT = Decoding(max_new_tokens=6)
 

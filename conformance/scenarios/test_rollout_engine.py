@@ -11,7 +11,8 @@ from conformance.scenarios.configs import config_with
 from conformance.trainer.small_run import make_trainer
 from rollmatch.ranks import Ranks
 from rollmatch.rollout import vllm_colocate
-from rollmatch.rollout.backend import Decoding, HfBackend
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
 
 SHORT = Decoding(max_new_tokens=2)
 

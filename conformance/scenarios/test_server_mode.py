@@ -14,7 +14,7 @@ from conformance.rollout.digits import cut, load_model, template_of
 from conformance.server.instance import free_port
 from conformance.trainer.small_run import events, make_trainer
 from conformance.weights.native_double import serving
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
 
 VLLM = "custom.extra.rollout_matching.vllm"
 STEPS = 4

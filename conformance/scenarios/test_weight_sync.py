@@ -14,7 +14,8 @@ from conformance.trainer.small_run import events, make_trainer
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.backend import Decoding, HfBackend
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
 
 SHORT = Decoding(max_new_tokens=7)
 

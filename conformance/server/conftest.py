@@ -16,7 +16,7 @@ from conformance.servers.talk import in_thread
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids
 from rollmatch.model.checkpoint import merged_weights
-from rollmatch.rollout.backend import HfBackend
+from rollmatch.rollout.hf import HfBackend
 
 NUM_SCENES = 6
 

@@ -11,9 +11,9 @@ from rollmatch.dialects.trl.client import TrlDialect
 from rollmatch.dialects.trl.sender import TrlSender
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.backend import HfBackend
 from rollmatch.rollout.fence import SyncMode
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.weights.named_weights import named_weights
 
 pytestmark = pytest.mark.engine

@@ -19,7 +19,7 @@ from rollmatch.dialects.vllm import transports
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.rollout.weight_sender import make_sender
 from rollmatch.weights import digest
 from rollmatch.weights.gloo import CHAIN_PROTOCOL

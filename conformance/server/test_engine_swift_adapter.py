@@ -18,7 +18,7 @@ from rollmatch.dialects.trl.sender import TrlSender, flat_metadata, join
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.adapter_proof import prove_adapters
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.weights.digest import bytes_of
 from rollmatch.weights.named_weights import named_weights
 from rollmatch.weights.plan import spec_of

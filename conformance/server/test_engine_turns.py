@@ -12,7 +12,8 @@ from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.objective import TrajectoryReport
 from rollmatch.objectives.vineppo.split import Turns
-from rollmatch.rollout.backend import Decoding, HfBackend, make_requests
+from rollmatch.rollout.backend import Decoding, make_requests
+from rollmatch.rollout.hf import HfBackend
 
 pytestmark = pytest.mark.engine
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from conformance.rollout.digits import scenes
 from conformance.trainer import small_run, turns
 from conformance.trainer.small_run import weights_of
-from rollmatch.learn import deal
+from rollmatch.learn import balance
 from rollmatch.model import policy
 from rollmatch.training.trainer import RolloutTrainer
 
@@ -38,7 +38,7 @@ def make_uneven_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
         *most, last = ([place] for place in range(len(lengths)))
         return [most, [last, *([] for _ in most[1:])]]
 
-    deal.deal = unevenly
+    balance.balance = unevenly
     return small_run.make_trainer(folder, *overrides)
 
 

@@ -6,11 +6,10 @@ import threading
 from itertools import count
 
 from conformance.trainer.small_run import events, make_trainer
-from rollmatch.rollout.backend import HfBackend
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.overlap import Ahead, Stream
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.overlap import Ahead, Lockstep, Stream
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
-from rollmatch.rollout.source import Lockstep
 
 
 class CopyServers:

@@ -13,9 +13,9 @@ from rollmatch.cli.assemble import make_arguments, make_parts, make_template, re
 from rollmatch.cli.run_directory import JOURNAL
 from rollmatch.config import RunConfig
 from rollmatch.config.effective import learner_dtype
-from rollmatch.journal import read_journal
+from rollmatch.journal import Journal, read_journal
 from rollmatch.model.template import Template
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.ranks import Ranks
 from rollmatch.training.trainer import RolloutTrainer
 
 SMALL = (

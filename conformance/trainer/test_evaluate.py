@@ -13,7 +13,7 @@ from conformance.trainer.small_run import events, make_trainer, requested, step_
 from rollmatch.cli.run import train_or_save
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.model.images import ImagePreparation
-from rollmatch.rollout.backend import HfBackend
+from rollmatch.rollout.hf import HfBackend
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
 

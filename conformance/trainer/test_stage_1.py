@@ -8,7 +8,7 @@ from conformance.scenarios.configs import config_with
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.config.servers import uses_servers
 from rollmatch.objectives.rollout_matching.target import serialize_objects
-from rollmatch.rollout.backend import HfBackend
+from rollmatch.rollout.hf import HfBackend
 
 SFT = "custom.trainer_variant=sft"
 LONG = "custom.extra.rollout_matching."

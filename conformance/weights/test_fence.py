@@ -8,8 +8,8 @@ import torch
 
 from conformance.doubles.ranks import together
 from rollmatch.errors import RollmatchError
-from rollmatch.journal import read_journal
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal, read_journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import Fence, PushFailed
 from rollmatch.weights.plan import TensorMismatch
 

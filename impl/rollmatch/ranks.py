@@ -1,18 +1,12 @@
-"""This process as a learner rank: its place, what ranks exchange, and the journal that each of them writes."""
+"""This process as a learner rank: its place, and what ranks exchange."""
 
-import json
 import os
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TextIO, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
-
-from rollmatch.journal import Event, end_last_line
 
 _Item = TypeVar("_Item")
 
@@ -59,28 +53,3 @@ class Ranks:
         items: list[_Item | None] = [None] * self.learner_world_size
         dist.all_gather_object(items, item)
         return cast(list[_Item], items)
-
-
-class Journal:
-    """Appends events to ``journal.jsonl``; every line is flushed, so that a killed run keeps what it wrote."""
-
-    def __init__(self, path: Path, *, rank: int = 0) -> None:
-        self.path = path
-        self.rank = rank
-        path.parent.mkdir(parents=True, exist_ok=True)
-        end_last_line(path)
-        self._lock = threading.Lock()
-        path.touch(mode=0o600)  # problems of servers are quoted, and may hold what nobody else should read
-        self._file: TextIO = path.open("a", encoding="utf-8")
-
-    def write(self, event: str, **fields: object) -> Event:
-        """Append one event and return it. ``time`` is in unix seconds."""
-        line = {"event": event, "time": round(time.time(), 3), "rank": self.rank, **fields}
-        with self._lock:  # calls beside learning write from their own threads
-            self._file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            self._file.flush()
-        return line
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()

@@ -21,22 +21,24 @@ from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.servers import uses_servers
 from rollmatch.config.strategy import read_strategy
 from rollmatch.config.training import TRAINER_KEYS
+from rollmatch.journal import Journal
 from rollmatch.learn.attention import PACKED_ATTENTION, check_packable
+from rollmatch.learn.balance import RowBalancer
 from rollmatch.learn.batch import Batcher
-from rollmatch.learn.deal import Dealer
 from rollmatch.learn.pack import Packer
 from rollmatch.model.overlong import LengthRules
 from rollmatch.model.policy import load_policy
 from rollmatch.model.sharding import gather_in_passes
 from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.objectives.protocol import Objective
-from rollmatch.ranks import Journal, Ranks
-from rollmatch.rollout.backend import Decoding, HfBackend, RolloutBackend
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.fence import Fence, SyncMode
-from rollmatch.rollout.overlap import Ahead, Stream, WithoutRollouts
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.overlap import Ahead, Lockstep, Overlap, Stream, WithoutRollouts
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
-from rollmatch.rollout.source import Lockstep, Overlap, RolloutSource
+from rollmatch.rollout.source import RolloutSource
 from rollmatch.rollout.work_items import first_server
 from rollmatch.training.segment_trainer import Learner
 
@@ -247,10 +249,10 @@ def _make_batcher(
     if training.packing:
         check_packable(model)
         packer = Packer(config.global_max_length, max_buffered=training.packing_buffer)
-    dealer = None
+    balancer = None
     if is_padding_free(config, model):
-        dealer = Dealer(capacity=training.tokens_per_micro_batch, ranks=ranks)
-    return Batcher(model, objective, packer=packer, pad_id=pad_id, dealer=dealer)
+        balancer = RowBalancer(capacity=training.tokens_per_micro_batch, ranks=ranks)
+    return Batcher(model, objective, packer=packer, pad_id=pad_id, balancer=balancer)
 
 
 def make_decoding(rules: RolloutMatchingConfig) -> Decoding:

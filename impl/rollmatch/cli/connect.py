@@ -18,16 +18,17 @@ from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_al
 from rollmatch.dialects.swift.sender import takes_adapters
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.errors import ConfigError
+from rollmatch.journal import Journal
 from rollmatch.model.checkpoint import checkpoint_tensors
 from rollmatch.model.policy import unwrap
 from rollmatch.model.sharding import meta_of
 from rollmatch.model.template import Template
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.adapter_proof import prove_adapters
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.retry import CallRules
 from rollmatch.rollout.server_calls import CHAT_DIALECTS
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.rollout.weight_sender import WeightSender, make_sender
 from rollmatch.server.settings import KEY_VARIABLE
 from rollmatch.weights.named_weights import named_weights

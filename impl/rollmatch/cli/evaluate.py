@@ -143,7 +143,8 @@ def _roll_out(
 
         from rollmatch.cli.assemble import make_source, make_template
         from rollmatch.cli.objectives import make_objective
-        from rollmatch.ranks import Journal, Ranks
+        from rollmatch.journal import Journal
+        from rollmatch.ranks import Ranks
         from rollmatch.weights.named_weights import named_weights
 
         disable_progress_bar()

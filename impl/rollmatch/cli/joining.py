@@ -13,7 +13,8 @@ from rollmatch.config.servers_file import SERVERS_FILE
 from rollmatch.dialects.native.group import read_identity, resolve
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, ClientSettings, RolloutServer
 from rollmatch.errors import ConfigError, SyncError
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.members import ServerMembers
 from rollmatch.rollout.roster import RosterRules, ServerRoster
 from rollmatch.rollout.weight_sender import WeightSender

@@ -27,12 +27,12 @@ from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.config.effective import compiles_layers, rollout_backend
 from rollmatch.config.servers import pair_servers, server_section, uses_servers
 from rollmatch.errors import LaunchError, RolloutError, SyncError
-from rollmatch.journal import read_journal
+from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
 from rollmatch.model.source import MANIFEST
 from rollmatch.model.template import Template
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.ranks import Ranks
 from rollmatch.records import Sample, rounded
 from rollmatch.report.console import StepConsole, print_before_after, print_header
 from rollmatch.report.page import write_page

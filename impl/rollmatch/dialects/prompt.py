@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One request. Made by ``rollout.vllm_server``, used by the dialects."""
+    """One request. Made by ``rollout.servers``, used by the dialects."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -40,7 +40,7 @@ class SamplingRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One response. Made by the dialects, used by ``rollout.vllm_server``."""
+    """One response. Made by the dialects, used by ``rollout.servers``."""
 
     prompt_token_ids: tuple[int, ...]
     """[P] as the engine saw it: image placeholders expanded."""

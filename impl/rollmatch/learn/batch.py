@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
-from rollmatch.learn.deal import Dealer, split_by_length
+from rollmatch.learn.balance import RowBalancer, split_by_length
 from rollmatch.learn.pack import Packer, starts_of_padded
 from rollmatch.model.images import NO_IMAGES, ImageFeatures, image_arguments, multimodal_part, token_types
 from rollmatch.records import Row, Sample, Segment
@@ -179,10 +179,10 @@ class Batcher:
         *,
         packer: Packer | None,
         pad_id: int,
-        dealer: Dealer | None = None,
+        balancer: RowBalancer | None = None,
     ) -> None:
-        """``dealer``: without a packer, segments of a micro-batch are concatenated, not padded."""
-        self.dealer = dealer
+        """``balancer``: without a packer, segments of a micro-batch are concatenated, not padded."""
+        self.balancer = balancer
         self.model = model
         self.supervisor = supervisor
         self.packer = packer
@@ -193,20 +193,20 @@ class Batcher:
     @property
     def tokens_per_batch(self) -> int | None:
         """Most tokens of a micro-batch, where their number follows from this; None where their number is fixed."""
-        return None if self.dealer is None else self.dealer.capacity
+        return None if self.balancer is None else self.balancer.capacity
 
     def as_inputs(self, batches: Sequence[MicroBatch]) -> list[Passes]:
         """What transformers iterates: each micro-batch, or all together where their number varies."""
         return [{"passes": [batch]} for batch in batches] if self.tokens_per_batch is None else [{"passes": batches}]
 
     def make(self, segments: Sequence[Segment], features_of: FeaturesOf, *, num_batches: int) -> list[MicroBatch]:
-        """``num_batches`` micro-batches, or as many as the dealer finds; all ranks call it.
+        """``num_batches`` micro-batches, or as many as the balancer finds; all ranks call it.
 
         Errors: those of ``Packer.add``; the buffer is then unchanged.
         """
-        if self.packer is None and self.dealer is not None:
-            dealt = self.dealer.rows_of(segments, num_rows=num_batches)
-            return [self._packed(row, features_of) if row.segments else self.idle(row.capacity) for row in dealt]
+        if self.packer is None and self.balancer is not None:
+            rows = self.balancer.rows_of(segments, num_rows=num_batches)
+            return [self._packed(row, features_of) if row.segments else self.idle(row.capacity) for row in rows]
         if self.packer is None:
             return [self._padded(part, features_of) for part in split_by_length(segments, num_batches)]
         self.waiting_before = self.packer.state()

@@ -7,8 +7,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import make_model_inputs, make_padded_inputs
-from rollmatch.learn.deal import PassSize
 from rollmatch.learn.head import Logits, Score, Scoring, to_device
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import head_worth_avoiding, without_adapters

@@ -16,8 +16,9 @@ from rollmatch.errors import SyncError
 from rollmatch.model.parts import NAMES, Part, count_parts
 from rollmatch.model.policy import unwrap
 from rollmatch.records import RolloutRequest, Sample
-from rollmatch.rollout.backend import Decoding, HfBackend
-from rollmatch.rollout.vllm_server import VllmServerBackend
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.weights.named_weights import named_weights
 
 QUESTIONS = ("How many?", "Where is it?", "Say a number.", "What comes next: 1, 2, 3")

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import FAILURES, RollmatchError, SyncError
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.members import PatientBackend
 from rollmatch.weights.named_weights import Adapter, ListedWeights, NamedWeights

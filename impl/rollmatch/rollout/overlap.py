@@ -1,6 +1,7 @@
-"""Rollouts that are generated while the learner learns, and learning without any.
+"""When the rollouts of a step are generated: before it is learnt, or while another one is.
 
 ===================  ===============================================================================
+``Lockstep``         rollouts of a step are generated, then learnt from
 ``Stream``           a step is learnt part by part while its rollouts arrive; strictly on-policy
 ``Ahead``            rollouts of later windows are generated while the learner learns from this one
 ``WithoutRollouts``  every response is empty; images of the next window are prepared meanwhile
@@ -10,14 +11,83 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
+from rollmatch.model.images import ImageFeatures
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.retry import ServerRestarted
-from rollmatch.rollout.source import RequestedWindow, RolloutPart, RolloutSource
+from rollmatch.rollout.source import RolloutSource
 
 MakeRequests = Callable[[Sequence[Sample], int], list[RolloutRequest]]
 """(samples, optimizer step) -> their requests, written to the journal."""
+
+
+class RequestedWindow(NamedTuple):
+    """A window to roll out."""
+
+    step: int
+    """Its first optimizer step."""
+    samples: Sequence[Sample]
+    """One entry per rollout."""
+    parts: tuple[int, ...] = ()
+    """Sizes of the consecutive parts that ``Stream`` yields; empty: one part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutPart:
+    """Rollouts of a part of a window, in order."""
+
+    rollouts: list[Rollout]
+    index: int = 0
+    """Of the part, where a window has several."""
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    """Optimizer steps since the weights that generated a rollout -> number of rollouts; empty: none."""
+    features: dict[int, ImageFeatures] | None = None
+    """Of the samples' images, by sample id, where they are known already."""
+
+
+class Overlap(Protocol):
+    """How the rollout phase overlaps with learning."""
+
+    @property
+    def source(self) -> RolloutSource:
+        """Where rollouts come from."""
+
+    @property
+    def prefetch(self) -> Prefetch | None:
+        """Calls beside learning; None where nothing is called then."""
+
+    @property
+    def lead(self) -> int:
+        """Windows that are requested in advance."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether a step begins to learn before all of its rollouts are there."""
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether each step sends its weights to the rollout side."""
+
+    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
+        """The parts of the first window as they become complete; the ``lead`` windows behind it are requested."""
+
+
+class Lockstep:
+    """Generate, then learn."""
+
+    prefetch, lead, streams, needs_weights = None, 0, False, True
+
+    def __init__(self, source: RolloutSource) -> None:
+        self.source = source
+
+    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
+        """As ``Overlap``: one part."""
+        (window,) = windows
+        self.source.template.preparation.begin(window.samples)
+        yield RolloutPart(rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
 
 
 class Stream:

@@ -15,7 +15,8 @@ from rollmatch.config.servers_file import SERVERS_FILE
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.errors import ConfigError, LaunchError, RollmatchError
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.journal import Journal
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.members import ServerLost, ServerMembers
 
 LOG = logging.getLogger("rollmatch.rollout")

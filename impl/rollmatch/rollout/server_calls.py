@@ -11,8 +11,8 @@ from rollmatch.dialects.prompt import CallLog, Prompt, Reply, SamplingRules
 from rollmatch.dialects.session import RolloutServer, ServerUnreachable
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.errors import RollmatchError, RolloutError
+from rollmatch.journal import Journal
 from rollmatch.model.template import Template
-from rollmatch.ranks import Journal
 from rollmatch.records import RolloutRequest, rounded
 from rollmatch.rollout.members import POLL_S, ServerLost, ServerMembers
 from rollmatch.rollout.retry import CallRules, Pause, ServerRestarted, call_with_retries

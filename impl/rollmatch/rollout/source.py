@@ -1,24 +1,23 @@
-"""The rollout phase of a step: a source of rollouts, and the plain way to use it (``Lockstep``): generate, then learn.
+"""A source of rollouts: it sends weights and requests and returns responses, on all learner ranks together.
 
-A source sends weights and requests and returns responses, on all learner ranks together. Where a server is restarted
-meanwhile, every rank learns the outcome. ``overlap`` has the other ways: generating while the learner learns.
+Where a server is restarted meanwhile, every rank learns the outcome. ``overlap`` says when a step asks for rollouts.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Generic, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import torch
 
 from rollmatch.errors import RolloutError
+from rollmatch.journal import Journal
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.template import Template
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.weights.named_weights import NamedWeights
 
@@ -196,69 +195,3 @@ class Threads:
     def __exit__(self, *exception: object) -> None:
         if self.num_threads:
             torch.set_num_threads(self.before)
-
-
-class RequestedWindow(NamedTuple):
-    """A window to roll out."""
-
-    step: int
-    """Its first optimizer step."""
-    samples: Sequence[Sample]
-    """One entry per rollout."""
-    parts: tuple[int, ...] = ()
-    """Sizes of the consecutive parts that ``Stream`` yields; empty: one part."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPart:
-    """Rollouts of a part of a window, in order."""
-
-    rollouts: list[Rollout]
-    index: int = 0
-    """Of the part, where a window has several."""
-    staleness: Mapping[int, int] = field(default_factory=dict)
-    """Optimizer steps since the weights that generated a rollout -> number of rollouts; empty: none."""
-    features: dict[int, ImageFeatures] | None = None
-    """Of the samples' images, by sample id, where they are known already."""
-
-
-class Overlap(Protocol):
-    """How the rollout phase overlaps with learning."""
-
-    @property
-    def source(self) -> RolloutSource:
-        """Where rollouts come from."""
-
-    @property
-    def prefetch(self) -> Prefetch | None:
-        """Calls beside learning; None where nothing is called then."""
-
-    @property
-    def lead(self) -> int:
-        """Windows that are requested in advance."""
-
-    @property
-    def streams(self) -> bool:
-        """Whether a step begins to learn before all of its rollouts are there."""
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether each step sends its weights to the rollout side."""
-
-    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
-        """The parts of the first window as they become complete; the ``lead`` windows behind it are requested."""
-
-
-class Lockstep:
-    """Generate, then learn."""
-
-    prefetch, lead, streams, needs_weights = None, 0, False, True
-
-    def __init__(self, source: RolloutSource) -> None:
-        self.source = source
-
-    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
-        """As ``Overlap``: one part."""
-        (window,) = windows
-        self.source.template.preparation.begin(window.samples)
-        yield RolloutPart(rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))

@@ -32,7 +32,8 @@ from rollmatch.model.policy import unwrap
 from rollmatch.model.sharding import EvenGradients, check_split, not_engaged
 from rollmatch.objectives.protocol import Objective, PolicyObjective, ScoreSegments, TrainingTargets
 from rollmatch.records import Segment
-from rollmatch.rollout.source import Overlap, RolloutSource
+from rollmatch.rollout.overlap import Overlap
+from rollmatch.rollout.source import RolloutSource
 from rollmatch.training.checkpoint import SavedLearner, sealing
 from rollmatch.training.packer_state import (
     WindowTargets,

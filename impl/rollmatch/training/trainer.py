@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.data.order import check_order, split_evenly
+from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import Passes
-from rollmatch.learn.deal import PassSize
 from rollmatch.learn.early import EarlyGradients
 from rollmatch.learn.head import Logits, Scoring, logprobs_of
 from rollmatch.learn.score import SegmentScorer
@@ -27,8 +27,8 @@ from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import head_worth_avoiding
 from rollmatch.objectives.protocol import ObjectiveContext, Terms, TrainingTargets
 from rollmatch.records import Rollout, Sample
-from rollmatch.rollout.overlap import Ahead, Stream
-from rollmatch.rollout.source import Overlap, RequestedWindow, RolloutPart, RolloutSource
+from rollmatch.rollout.overlap import Ahead, Overlap, RequestedWindow, RolloutPart, Stream
+from rollmatch.rollout.source import RolloutSource
 from rollmatch.training.evaluation import evaluate_policy, keep_evaluation
 from rollmatch.training.packer_state import WindowTargets
 from rollmatch.training.report import StepReport

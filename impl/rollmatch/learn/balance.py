@@ -27,18 +27,18 @@ def spread_longest_first(lengths: Sequence[int], num_parts: int) -> list[list[in
     return [sorted(part) for part in parts]
 
 
-def deal(lengths: Sequence[int], *, capacity: int, num_ranks: int) -> list[list[list[int]]]:
+def balance(lengths: Sequence[int], *, capacity: int, num_ranks: int) -> list[list[list[int]]]:
     """[rank][row] indices of the sequences of a row, of ``capacity`` tokens at most; ``lengths`` in tokens.
 
     Every rank gets as many rows, the fewest in which ``spread_longest_first`` finds room. Rows at the end may be empty;
     the first of each rank is not, if there are as many sequences as ranks. Errors: ``ValueError`` for a sequence that
     is longer than a row.
 
-    >>> deal([5, 3, 2, 2, 7, 1], capacity=7, num_ranks=1)
+    >>> balance([5, 3, 2, 2, 7, 1], capacity=7, num_ranks=1)
     [[[4], [0, 3], [1, 2, 5]]]
-    >>> deal([5, 3, 2, 2, 7, 1], capacity=7, num_ranks=2)
+    >>> balance([5, 3, 2, 2, 7, 1], capacity=7, num_ranks=2)
     [[[4], [1, 5]], [[0], [2, 3]]]
-    >>> deal([6, 6, 6], capacity=7, num_ranks=2)
+    >>> balance([6, 6, 6], capacity=7, num_ranks=2)
     [[[0], [2]], [[1], []]]
     """
     if max(lengths, default=0) > capacity:
@@ -52,7 +52,7 @@ def deal(lengths: Sequence[int], *, capacity: int, num_ranks: int) -> list[list[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dealer:
+class RowBalancer:
     """Rows of the passes of an optimizer step, without padding, of about as many tokens each."""
 
     ranks: Ranks
@@ -66,14 +66,14 @@ class Dealer:
         the end may be empty. Errors: ``ValueError`` for a segment that is longer than a row.
         """
         if self.capacity is not None:
-            return [Row(segments=part, capacity=self.capacity) for part in self._dealt(segments, self.capacity)]
+            return [Row(segments=part, capacity=self.capacity) for part in self._balanced(segments, self.capacity)]
         parts = split_by_tokens(segments, num_rows)
         return [Row(segments=part, capacity=sum(one.encoded_len for one in part)) for part in parts]
 
-    def _dealt(self, segments: Sequence[Segment], capacity: int) -> list[tuple[Segment, ...]]:
+    def _balanced(self, segments: Sequence[Segment], capacity: int) -> list[tuple[Segment, ...]]:
         lengths = self.ranks.gather([segment.encoded_len for segment in segments])
-        dealt = deal([*chain(*lengths)], capacity=capacity, num_ranks=self.ranks.learner_world_size)
-        mine = dealt[self.ranks.rank]
+        rows = balance([*chain(*lengths)], capacity=capacity, num_ranks=self.ranks.learner_world_size)
+        mine = rows[self.ranks.rank]
         first, staying = sum(map(len, lengths[: self.ranks.rank])), {*chain(*mine)}
         known = dict(enumerate(segments, start=first))
         leaving = {index: segment for index, segment in known.items() if index not in staying}
@@ -97,7 +97,7 @@ class PassSize:
         ([[1, 2], [0]], [[0], [1, 2]])
         """
         if self.tokens is not None:
-            return deal(lengths, capacity=self.tokens, num_ranks=1)[0] if lengths else []
+            return balance(lengths, capacity=self.tokens, num_ranks=1)[0] if lengths else []
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         return [order[start : start + self.segments] for start in range(0, len(order), self.segments)]
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from rollmatch.dialects.prompt import CallLog, Reply, SamplingRules
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError
+from rollmatch.journal import Journal
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop, why_ended
-from rollmatch.ranks import Journal, Ranks
+from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
 from rollmatch.rollout.members import ServerLost, ServerMembers
