@@ -43,6 +43,14 @@ def test_with_a_key_any_host_name_is_good(start):
     assert client.get("/get_world_size/", headers={"host": "node7"}).status_code == 401
 
 
+def test_no_host_name_opens_a_route(start):
+    """Starlette below 1.0.1 makes ``request.url.path`` from it; routes are chosen by the path."""
+    _, _, client = start(api_key="secret")
+    for host in ("x/health/#", "x/health/?", "x/health/;"):
+        assert client.get("/native/identity/", headers={"host": host}).status_code == 401, host
+    assert client.get("/health/", headers={"host": "x/native/identity/#"}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("fields", "is_allowed"),
     [

@@ -70,5 +70,6 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:
         code = "method-not-allowed" if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else "route-unknown"
-        problem = f"{request.method} {request.url.path}: {error.detail}"
-        return refuse(request, Refusal(problem, code=code, key=request.url.path, remedy="See /openapi.json."))
+        path = request.scope["path"]
+        problem = f"{request.method} {path}: {error.detail}"
+        return refuse(request, Refusal(problem, code=code, key=path, remedy="See /openapi.json."))

@@ -1,15 +1,18 @@
-"""Connections of a server: accepted in a thread that answers health itself, bounded in number and in time.
+"""Connections of a server: accepted by a process of their own, which answers health, and bounded in number.
 
-The event loop may be busy for a while (vLLM prepares requests on it); a learner that requests health meanwhile must not
-take the server for dead.
+The event loop may be busy for a while, and so may Python's interpreter lock; a learner that requests health meanwhile
+must not take the server for dead.
 """
 
 import asyncio
+import contextlib
 import json
 import math
-import re
+import os
 import selectors
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,16 +23,17 @@ from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollmatch.config.limits import LimitsConfig
+from rollmatch.server import front
+from rollmatch.server.health import STALLED_S, stalled_failure
+from rollmatch.server.http_protocol import BoundedHttpProtocol, protocol_with
 from rollmatch.startup import start_thread
 
-MAX_HEAD_BYTES = 65_536
-"""Of a request; a longer head ends its connection."""
-_HEALTH = re.compile(rb"GET /health/?[ ?]")
-_BACKLOG, _LOOK_S, _SEND_S = 2048, 0.25, 1.0
+_LOOK_S = 0.25
 _GRACE_S, _START_POLL_S = 3, 0.01
+_NEW_S = 1.0
+"""A connection is not given up for another one before it is this old."""
 
 
 Health = Callable[[], tuple[int, Mapping[str, object]]]
@@ -43,12 +47,13 @@ async def listen(
     config = uvicorn.Config(
         app,
         http=protocol_with(limits),
+        ws="none",
         log_level="warning",
         timeout_graceful_shutdown=_GRACE_S,
         timeout_keep_alive=math.ceil(limits.idle_timeout_s),
     )
     server = EndedServer(config, is_ending)
-    acceptor = Acceptor(listener, UvicornLoop(server), limits, health=health)
+    acceptor = Acceptor(listener, UvicornLoop(server, limits), limits, health=health)
 
     async def accept() -> None:
         while not server.started:
@@ -83,8 +88,8 @@ class EndedServer(uvicorn.Server):
 class UvicornLoop:
     """uvicorn's side of the connections that the acceptor hands over. Made on the event loop."""
 
-    def __init__(self, server: uvicorn.Server) -> None:
-        self._server, self._loop = server, asyncio.get_running_loop()
+    def __init__(self, server: uvicorn.Server, limits: LimitsConfig) -> None:
+        self._server, self._limits, self._loop = server, limits, asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self, connection: socket.socket) -> None:
@@ -98,14 +103,25 @@ class UvicornLoop:
         """False once the server is to end."""
         return not self._server.should_exit
 
-    def num_connections(self) -> int:
-        """Connections that are open now."""
-        return len(self._server.server_state.connections)
+    def num_serving(self) -> int:
+        """Calls that are whole and not yet answered."""
+        return sum(each.is_serving for each in self._connections())
+
+    def _connections(self) -> list[BoundedHttpProtocol]:
+        return cast(list[BoundedHttpProtocol], list(self._server.server_state.connections))
 
     def _adopt(self, connection: socket.socket) -> None:
+        self._make_room()
         task = self._loop.create_task(self._serve(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _make_room(self) -> None:
+        """Give up the connection that has sent the least of its next call, where too many are open."""
+        known, old = self._connections(), time.monotonic() - _NEW_S
+        waiting = [each for each in known if not each.is_serving and each.began < old]
+        if waiting and len(known) >= self._limits.max_connections:
+            min(waiting, key=BoundedHttpProtocol.received).give_up()
 
     async def _serve(self, connection: socket.socket) -> None:
         config = self._server.config
@@ -119,24 +135,21 @@ class UvicornLoop:
 
 
 class Acceptor:
-    """A thread that owns the listening socket."""
+    """A thread that takes connections from the process ``front``, which owns the listening socket, and tells it health.
+
+    A front that dies is started again.
+    """
 
     def __init__(self, listener: socket.socket, loop: UvicornLoop, limits: LimitsConfig, *, health: Health) -> None:
         self._listener = listener
         self._loop = loop
         self._limits = limits
         self._health = health
-        self._deadlines: dict[socket.socket, float] = {}
-        """Connections from which nothing has come yet, and when they are closed."""
-        self._selector = selectors.DefaultSelector()
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Listen."""
-        self._listener.setblocking(False)
-        self._listener.listen(_BACKLOG)
-        self._selector.register(self._listener, selectors.EVENT_READ)
         self._thread = start_thread(self._run, name="acceptor")
 
     def close(self) -> None:
@@ -146,119 +159,62 @@ class Acceptor:
             self._thread.join()
 
     def _run(self) -> None:
-        while self._loop.is_open() and not self._is_closed.is_set():
-            for key, _ in self._selector.select(_LOOK_S):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif isinstance(key.fileobj, socket.socket):
-                    self._read(key.fileobj)
-            now = time.monotonic()
-            for connection in [each for each, deadline in self._deadlines.items() if deadline < now]:
-                self._forget(connection).close()
-        for connection in list(self._deadlines):
-            self._forget(connection).close()
-        self._selector.close()
+        while self._is_open():
+            ours, its = socket.socketpair()
+            os.register_at_fork(after_in_child=ours.close)  # an engine that outlives this process is not the front's
+            with ours:
+                process = self._start_front(its)
+                its.close()
+                try:
+                    self._serve(ours)
+                finally:
+                    process.kill()
+                    process.wait()
         self._listener.close()
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except BlockingIOError:  # the caller is gone again
-            return
-        except OSError:  # out of descriptors: until some are free, callers wait in the backlog
-            time.sleep(_LOOK_S)
-            return
+    def _is_open(self) -> bool:
+        return self._loop.is_open() and not self._is_closed.is_set()
+
+    def _start_front(self, control: socket.socket) -> "subprocess.Popen[bytes]":
+        descriptors = (self._listener.fileno(), control.fileno())
+        settings = {
+            "head_timeout_s": self._limits.head_timeout_s,
+            "max_connections": self._limits.max_connections,
+            "stalled_s": STALLED_S,
+        }
+        command = [sys.executable, "-I", "-S", front.__file__, *map(str, descriptors), json.dumps(settings)]
+        return subprocess.Popen(command, pass_fds=descriptors, start_new_session=True)
+
+    def _serve(self, control: socket.socket) -> None:
+        """Until the front or the server ends."""
+        self._tell(control)
+        with selectors.DefaultSelector() as selector:
+            selector.register(control, selectors.EVENT_READ)
+            while self._is_open():
+                if not selector.select(_LOOK_S):
+                    continue
+                try:
+                    kind, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+                except OSError:
+                    return
+                if not kind:
+                    return
+                for descriptor in descriptors:
+                    self._take(socket.socket(fileno=descriptor))
+                if kind == front.HEALTH:
+                    self._tell(control)
+
+    def _tell(self, control: socket.socket) -> None:
+        raw = json.dumps((*self._health(), stalled_failure())).encode()
+        with contextlib.suppress(OSError):  # the front is gone: noticed with the next look
+            control.sendall(front.LENGTH.pack(len(raw)) + raw)
+
+    def _take(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        self._selector.register(connection, selectors.EVENT_READ)
-        self._deadlines[connection] = time.monotonic() + self._limits.head_timeout_s
-
-    def _read(self, connection: socket.socket) -> None:
-        """The first bytes say whose connection it is; they stay in the socket's buffer for the event loop."""
-        try:
-            first = connection.recv(MAX_HEAD_BYTES, socket.MSG_PEEK)
-        except OSError:
-            first = b""
-        self._forget(connection)
-        if not first:
-            connection.close()
-        elif _HEALTH.match(first) and b"\r\n\r\n" in first:
-            self._reply(connection, *self._health())
-        elif len(self._deadlines) + self._loop.num_connections() >= self._limits.max_connections:
-            remedy = "Try again later, or raise custom.extra.rollout_server.limits.max_connections."
-            problem = f"{self._limits.max_connections} connections are open"
-            busy = {"code": "server-busy", "key": "", "problem": problem, "remedy": remedy}
-            self._reply(connection, HTTPStatus.TOO_MANY_REQUESTS, busy)
-        else:
+        if self._loop.num_serving() < self._limits.max_connections:
             self._loop.take(connection)
-
-    def _forget(self, connection: socket.socket) -> socket.socket:
-        self._selector.unregister(connection)
-        del self._deadlines[connection]
-        return connection
-
-    def _reply(self, connection: socket.socket, status: int, body: Mapping[str, object]) -> None:
-        raw = json.dumps(body).encode()
-        head = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(raw)}\r\nconnection: close\r\n\r\n"
-        )
-        try:
-            connection.recv(MAX_HEAD_BYTES)  # a socket that is closed with unread bytes resets the connection
-            connection.settimeout(_SEND_S)
-            connection.sendall(head.encode() + raw)
-            connection.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # the caller is gone
-        finally:
-            connection.close()
-
-
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol; a head that is too long or comes too slowly ends its connection."""
-
-    limits: LimitsConfig
-    _timer: asyncio.TimerHandle | None = None
-    _head_bytes = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Time the first head from here."""
-        super().connection_made(transport)
-        self._begin_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """As uvicorn's."""
-        self._end_head()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """As uvicorn's, while the head is not too long."""
-        if self._timer is not None:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if self._timer is not None and self._head_bytes > MAX_HEAD_BYTES:
-            self.transport.close()
-
-    def on_message_begin(self) -> None:
-        """Time the next head from its first byte."""
-        if self._timer is None:
-            self._begin_head()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        """The head is whole."""
-        self._end_head()
-        super().on_headers_complete()
-
-    def _begin_head(self) -> None:
-        self._head_bytes = 0
-        self._timer = self.loop.call_later(self.limits.head_timeout_s, self.transport.close)
-
-    def _end_head(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-def protocol_with(limits: LimitsConfig) -> type[BoundedHttpProtocol]:
-    """The protocol class of a server with these limits."""
-    return type("ServerHttpProtocol", (BoundedHttpProtocol,), {"limits": limits})
+            return
+        remedy = "Try again later, or raise custom.extra.rollout_server.limits.max_connections."
+        problem = f"{self._limits.max_connections} calls are being served"
+        busy = {"code": "server-busy", "key": "", "problem": problem, "remedy": remedy}
+        front.reply(connection, HTTPStatus.TOO_MANY_REQUESTS, busy)

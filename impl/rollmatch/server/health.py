@@ -32,8 +32,13 @@ def health_of(server: ServerState) -> tuple[int, dict[str, object]]:
     if pool.is_dead or any(replica.is_dead() for replica in pool.replicas):
         return HTTPStatus.SERVICE_UNAVAILABLE, about | failure_of(dead()).model_dump() | {"status": "dead"}
     if lag_s > STALLED_S:
-        stalled = WorkerDead(
-            f"the event loop has not turned for {lag_s:.0f} s", key="worker", remedy="Restart the server, then sync."
-        )
-        return HTTPStatus.SERVICE_UNAVAILABLE, about | failure_of(stalled).model_dump() | {"status": "stalled"}
+        return HTTPStatus.SERVICE_UNAVAILABLE, about | stalled_failure(f"for {lag_s:.0f} s")
     return HTTPStatus.OK, about
+
+
+def stalled_failure(how_long: str = "for too long") -> dict[str, object]:
+    """What health says of a server that does nothing any more."""
+    stalled = WorkerDead(
+        f"the event loop has not turned {how_long}", key="worker", remedy="Restart the server, then sync."
+    )
+    return failure_of(stalled).model_dump() | {"status": "stalled"}

@@ -25,6 +25,7 @@ from rollmatch.config.connection import is_loopback
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.errors import RollmatchError
 from rollmatch.server.failures import Refusal, bad_body, failure_of, openai_failure_of, status_of
+from rollmatch.server.http_protocol import MIN_BYTES_PER_S
 from rollmatch.server.payloads import InferReply
 from rollmatch.server.state import ServerState
 
@@ -97,7 +98,7 @@ class Gate:
         headers, key = request.headers, self.settings.api_key
         if key is None:
             check_names(headers, self.settings.allowed_hosts)
-        elif request.url.path not in _OPEN:
+        elif request.scope["path"] not in _OPEN:  # what routes are chosen by; request.url is made from Host, too
             check_key(headers, key)
         check_content_type(headers)
         announced = headers.get("content-length", "")
@@ -119,15 +120,19 @@ class BoundedBody:
         self._receive, self._limits, self._buffered = receive, limits, buffered
         self._num_bytes = 0
         self._is_whole = False
+        self._began: float | None = None
 
     async def receive(self) -> Message:
         """The next part of the body, or the caller's end. Errors: ``Refusal``."""
         if self._is_whole:
             return await self._receive()
+        pause_s, now = self._limits.idle_timeout_s, time.monotonic()
+        self._began = self._began or now
+        left_s = self._began + pause_s + self._num_bytes / MIN_BYTES_PER_S - now
         try:
-            message = await asyncio.wait_for(self._receive(), self._limits.idle_timeout_s)
+            message = await asyncio.wait_for(self._receive(), min(pause_s, max(0.0, left_s)))
         except TimeoutError as error:
-            problem = f"nothing came for {self._limits.idle_timeout_s:g} s"
+            problem = f"nothing came for {pause_s:g} s, or less than {MIN_BYTES_PER_S} bytes per second"
             remedy = f"Send the body at once, or raise {_LIMITS}.idle_timeout_s."
             raise Refusal(problem, code="body-too-slow", key="body", remedy=remedy) from error
         part = len(message.get("body", b""))
@@ -261,7 +266,7 @@ def refuse(request: Request, error: RollmatchError) -> Response:
     if status in _UNREAD:
         headers["connection"] = "close"
     fields = failure_of(error).model_dump()
-    if request.url.path.startswith(OPENAI):
+    if request.scope["path"].startswith(OPENAI):
         fields["error"] = openai_failure_of(error)
     if is_msgpack(request):
         return Response(_encoder.encode(fields), media_type=MSGPACK, status_code=status, headers=headers)
