@@ -7,14 +7,16 @@ from dataclasses import replace
 from conformance.rollout.digits import MODEL, ROOT
 from rollmatch.cli.server_app import make_app
 from rollmatch.cli.serving import vocabulary_size
+from rollmatch.server.communicator import Communicator
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal
-from rollmatch.server.identity import load_model_identity
+from rollmatch.server.identity import Model, load_model_identity
 from rollmatch.server.images import ImageReader
 from rollmatch.server.prompts import PromptMaker
 from rollmatch.server.replica import EngineOutput, dead
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import assemble
+from rollmatch.server.update import Event
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.transfer_plan import TransferPlan, from_wire
 
@@ -33,7 +35,7 @@ class PretendingReplica:
         self.generated, self.calls, self.ended = [], [], 0
         self.unfinished = {}
         self.plans, self.answers = {}, {}
-        """Method -> what a worker answers, in place of the usual."""
+        """Method -> what a worker answers in place of the usual, or a coroutine function that gives it."""
 
     async def generate(self, request, request_id):
         if self.is_gone:
@@ -59,7 +61,8 @@ class PretendingReplica:
         if self.is_gone:
             await asyncio.Event().wait()
         if method in self.answers:
-            return [self.answers[method]]
+            answer = self.answers[method]
+            return [await answer() if callable(answer) else answer]
         if method == "rollmatch_receive":
             self.receive(from_wire(arguments[0], TransferPlan))
         if method == "rollmatch_receive_again":
@@ -72,6 +75,7 @@ class PretendingReplica:
             if method == "rollmatch_open"
             else {},
             "rollmatch_poll": {"state": "idle", "digests": getattr(self, "digests", {})},
+            "rollmatch_whole": {"whole": True},
         }
         return [usual.get(method, {})]
 
@@ -113,6 +117,17 @@ def make_parts(*, delay_s=0.0, weights_set=True, **fields):
     model = load_model_identity(settings.model, dtype=settings.dtype)
     pool = EnginePool(replicas, weights_set=weights_set)
     return assemble(settings, model=model, prompts=prompts, pool=pool)
+
+
+def make_communicator(pool, *, drain_s):
+    """Of a pool by itself; its workers load whatever version it commits."""
+    return Communicator(pool, Model(directory="", tensors={}, aliases={}), num_workers=WORLD_SIZE, drain_s=drain_s)
+
+
+async def commit(pool, version, *, drain_s):
+    """Serve another version, as a sync's end does; how many responses are begun again."""
+    pool.update.fire(Event.ANNOUNCED_CHUNK)
+    return await make_communicator(pool, drain_s=drain_s).swap(version)
 
 
 def make_stand_in(**fields):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.server.stand_in import PretendingReplica
+from conformance.server.stand_in import PretendingReplica, commit
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal, WorkerDead
 from rollmatch.server.payloads import Sampling
@@ -100,19 +100,21 @@ def test_a_commit_waits_then_restarts_what_is_left_under_the_new_version():
         pool = pool_of(1, delay_s=0.2)
         patient = asyncio.create_task(pool.generate_all(requests_for_ids(10)))
         await asyncio.sleep(0.02)
-        async with pool.quiet(drain_s=5) as num_restarted:
-            assert (num_restarted, patient.done() or pool.num_running) == (0, patient.done() or 0)
-            pool.policy_version = 1
+        assert await commit(pool, 1, drain_s=5) == 0
         assert (await patient)[0][1] == 0
         hurried = asyncio.create_task(pool.generate_all(requests_for_ids(10, 11)))
         await asyncio.sleep(0.02)
-        async with pool.quiet(drain_s=0.01) as num_restarted:
-            assert num_restarted == 2
-            late = asyncio.create_task(pool.generate_all(requests_for_ids(12)))
+        late = []
+
+        async def load():
+            late.append(asyncio.create_task(pool.generate_all(requests_for_ids(12))))
             await asyncio.sleep(0.3)
-            assert not late.done()
-            pool.policy_version = 2
-        assert [version for _, version in await hurried + await late] == [2, 2, 2]
+            assert not late[0].done()
+            return {}
+
+        pool.replicas[0].answers["rollmatch_load"] = load
+        assert await commit(pool, 2, drain_s=0.01) == 2
+        assert [version for _, version in await hurried + await late[0]] == [2, 2, 2]
         assert pool.num_restarted == 2
 
     asyncio.run(run())
@@ -123,10 +125,15 @@ def test_a_caller_that_leaves_during_a_commit_is_not_drawn_again():
         pool = pool_of(1, delay_s=0.2)
         call = asyncio.create_task(pool.generate_all(requests_for_ids(10)))
         await asyncio.sleep(0.02)
-        async with pool.quiet(drain_s=0.01):
+
+        async def load():
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
+            return {}
+
+        pool.replicas[0].answers["rollmatch_load"] = load
+        assert await commit(pool, 1, drain_s=0.01) == 1
         assert (pool.num_running, len(pool.replicas[0].generated)) == (0, 1)
 
     asyncio.run(run())
@@ -163,18 +170,3 @@ def test_a_caller_that_leaves_before_the_workers_are_called_leaves_no_call_behin
 
     assert asyncio.run(run())
     assert [str(warning.message) for warning in recwarn] == []  # Python's, of a coroutine that nobody awaits
-
-
-@pytest.mark.scenario(clauses=["rollout-server/every-rollout-names-the-weights-that-made-it#3"])
-@pytest.mark.parametrize("state", ["weights-not-set", "weights-broken"])
-def test_nothing_is_generated_with_weights_that_are_not_whole(state):
-    async def run():
-        pool = pool_of()
-        pool.state = state
-        with pytest.raises(Refusal) as caught:
-            await pool.generate_all(requests_for_ids(10))
-        assert caught.value.code == state
-        pool.state = "serving"
-        assert await pool.generate_all(requests_for_ids(10))
-
-    asyncio.run(run())

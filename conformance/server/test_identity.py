@@ -47,5 +47,5 @@ def test_a_server_says_what_it_serves_and_by_which_transports_it_takes_weights(g
     identity = identity_of(parts)
     assert (identity.transports, identity.digest) == (transports, DIGEST_KINDS[transports[0]])
     assert (identity.tensor_parallel_size, identity.data_parallel_size, identity.world_size) == (1, 2, 2)
-    assert (identity.adapter_merge, identity.policy_version) == (True, parts.pool.policy_version)
+    assert (identity.adapter_merge, identity.policy_version) == (True, parts.update.policy_version)
     assert (identity.instance, identity.model_digest) == (parts.instance, parts.model.digest)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance.server.stand_in import PretendingReplica
+from conformance.server.stand_in import PretendingReplica, commit
 from conformance.server.test_limits import IMAGE, call, picture
 from rollmatch.dialects.openai.answers import Endpoint
 from rollmatch.dialects.openai.bodies import ChatBody
@@ -211,11 +211,6 @@ def streaming():
     return pool, pool.replicas[0], pool.stream(call, num_responses=3)
 
 
-async def commit(pool, *, drain_s=0.0):
-    async with pool.quiet(drain_s=drain_s):
-        pool.policy_version += 1
-
-
 @pytest.mark.scenario(
     "server-dialects/a-stream-that-has-not-begun-is-begun-again",
     clauses=["server-dialects/the-openai-dialect-serves-openai-clients#6"],
@@ -226,7 +221,7 @@ async def test_a_stream_that_has_not_begun_is_begun_again():
     first = asyncio.create_task(anext(stream))
     while not pool._running:
         await asyncio.sleep(0)
-    await commit(pool)
+    await commit(pool, 1, drain_s=0.0)
     replica.first.set()
     replica.go.set()
     part, version = await first
@@ -242,7 +237,7 @@ async def test_a_stream_that_has_not_begun_is_begun_again():
 async def test_a_stream_that_has_begun_ends_at_a_commit_that_does_not_wait_for_it():
     pool, _, stream = streaming()
     assert (await anext(stream))[1] == 0
-    await commit(pool)
+    await commit(pool, 1, drain_s=0.0)
     with pytest.raises(Refusal) as refused:
         await anext(stream)
     assert refused.value.code == "policy-changed"
@@ -253,9 +248,9 @@ async def test_a_stream_that_ends_within_the_drain_is_whole_however_late_it_is_r
     pool, replica, stream = streaming()
     await anext(stream)
     replica.go.set()
-    await commit(pool, drain_s=60.0)
+    await commit(pool, 1, drain_s=60.0)
     assert [(part.output, version) async for part, version in stream] == [("0 ends", 0)]
-    assert pool.policy_version == 1
+    assert pool.update.policy_version == 1
 
 
 async def test_a_stream_that_is_closed_frees_its_place():

@@ -1,18 +1,13 @@
 """Updates over pretending workers: what they report reaches the learner whole, and leaves the right state behind."""
 
-import asyncio
 import time
 
 import pytest
 
-from conformance.server.stand_in import make_stand_in, refusal
-from rollmatch.dialects.native.sync_routes import Update
+from conformance.server.stand_in import refusal
 from rollmatch.dialects.trl.bodies import FlatTensor
 from rollmatch.dialects.trl.control_routes import check_places
 from rollmatch.server.announced import AnnouncementInvalid
-from rollmatch.server.communicator import UpdateRefused
-from rollmatch.server.payloads import SyncRequest
-from rollmatch.weights.group_address import GroupAddress
 
 FAILURE = {"code": "transfer-failed", "key": "broadcast", "problem": "peer is gone", "remedy": "again", "status": 409}
 OPEN = {"client": "me", "host": "127.0.0.1", "port": 23000, "world_size": 3, "secret": "of this test's group"}
@@ -218,58 +213,6 @@ def test_a_group_port_in_use_leaves_nobody_attached(stand_in, post):
     assert post("/native/communicator/", OPEN)[1]["code"] == "group-port-in-use"
     parts.pool.replicas[0].answers.clear()
     assert post("/native/communicator/", OPEN)[0] == 200
-
-
-def test_drop_ends_an_update_that_is_on_its_way(stand_in):
-    parts, _ = stand_in
-    update = Update(parts)
-
-    async def run():
-        address = GroupAddress(host="127.0.0.1", port=1, rank=0, world_size=3, timeout_s=5, join_timeout_s=5)
-        await parts.communicator.open("me", address, transport="gloo")
-        for replica in parts.pool.replicas:
-            replica.answers["rollmatch_poll"] = {"state": "busy", "share": 0.5}
-        sync = asyncio.create_task(update.stage(SyncRequest.model_validate(full_sync(parts))))
-        await asyncio.sleep(0.05)
-        assert await update.drop()
-        for replica in parts.pool.replicas:
-            replica.answers.clear()
-        with pytest.raises(UpdateRefused):
-            await sync
-        assert not await update.drop()
-
-    asyncio.run(run())
-
-
-@pytest.mark.scenario("server-dialects/a-communicator-can-be-opened-again-after-closing")
-@pytest.mark.anyio
-async def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
-    parts, _ = make_stand_in()
-    communicator = parts.communicator
-    address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3, timeout_s=5, join_timeout_s=5)
-    await communicator.open("me", address, transport="gloo")
-    first = communicator.attached
-    await asyncio.gather(communicator.close(), communicator.open("next", address, transport="gloo"))
-    heard = [[call[0] for call in replica.calls] for replica in parts.pool.replicas]
-    assert heard == [["rollmatch_open", "rollmatch_close", "rollmatch_open"]] * 2
-    assert not await communicator.close(only=first)
-    assert communicator.attached.client == "next"
-
-
-@pytest.mark.anyio
-async def test_a_learner_that_hangs_up_before_all_have_joined_leaves_the_group():
-    parts, _ = make_stand_in()
-    for replica in parts.pool.replicas:
-        replica.answers["rollmatch_poll"] = {"state": "busy", "share": 0.0}
-    address = GroupAddress(host="127.0.0.1", port=23000, rank=0, world_size=3, timeout_s=5, join_timeout_s=5)
-    joining = asyncio.create_task(parts.communicator.join("me", address, transport="gloo"))
-    while not calls_of(parts, "rollmatch_poll"):
-        await asyncio.sleep(0.01)
-    joining.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await joining
-    assert parts.communicator.attached is None
-    assert len(calls_of(parts, "rollmatch_close")) == 2
 
 
 @pytest.mark.scenario(

@@ -20,8 +20,9 @@ from rollmatch.server.communicator import ANONYMOUS, Communicator, agreed, check
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import AdapterPlan, TensorSpec
+from rollmatch.server.update import Event, Incoming
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
-from rollmatch.weights.transfer_plan import MergePlan, TransferPlan, to_wire
+from rollmatch.weights.transfer_plan import TransferPlan, to_wire
 
 TRANSPORT = "stateless"
 
@@ -30,15 +31,12 @@ class ChunkedUpdate:
     """What these dialects' control calls do."""
 
     def __init__(self, pool: EnginePool, communicator: Communicator, model: Model) -> None:
-        self.pool = pool
+        self.pool, self.update = pool, pool.update
         self.communicator = communicator
         self.model = model
-        self._names: set[str] = set()
         self._num_announced = 0
         self._following: asyncio.Task[None] | None = None
         self._failure: RollmatchError | None = None
-        self._adapter: MergePlan | None = None
-        """How what arrives next is merged; None: it is no adapter."""
 
     @property
     def is_following(self) -> bool:
@@ -63,14 +61,11 @@ class ChunkedUpdate:
 
         Errors: ``CommunicatorRefused``, those of ``announced`` and of what went before.
         """
-        self._raise_failure()
-        self.communicator.check_attached(ANONYMOUS)
+        await self._check_turn()
         for spec in tensors:
             check_tensor(spec, self.model, is_cast=True)  # TRL's trainers keep float32, and announce it
-        plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),))
-        await self.pool.call_all("rollmatch_receive", to_wire(plan))
-        self._names |= {spec.name for spec in tensors}
-        self._num_announced += 1
+        await self._receive(tensors)
+        self.update.gather(spec.name for spec in tensors)
         self._follow()
 
     async def announce_adapter(self, tensors: Sequence[TensorSpec], adapter: AdapterPlan) -> None:
@@ -78,16 +73,13 @@ class ChunkedUpdate:
 
         Errors: as ``announce``; ``AnnouncementInvalid``.
         """
-        self._raise_failure()
-        self.communicator.check_attached(ANONYMOUS)
-        if self._names:
+        await self._check_turn()
+        if self.update.chunk_names:
             problem, remedy = "other weights are on their way", "End their sync before an adapter is sent."
             raise AnnouncementInvalid(problem, key="metadatas", remedy=remedy, code="adapter-invalid")
         check_adapter(adapter, tensors, self.model)
-        plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),))
-        await self.pool.call_all("rollmatch_receive", to_wire(plan))
-        self._adapter = merge_plan_of(adapter, self.model)
-        self._num_announced += 1
+        await self._receive(tensors)
+        self.update.gather((), merge_plan_of(adapter, self.model))
         self._follow()
 
     async def settle(self) -> None:
@@ -95,10 +87,12 @@ class ChunkedUpdate:
         if self._following is not None:
             await asyncio.shield(self._following)
         self._raise_failure()
-        if self._names:
-            names, self._names = self._names, set()
+        if self.update.incoming is Incoming.GATHERING:
+            names = self.update.chunk_names
+            self.update.fire(Event.DROPPED)
             await self.pool.call_all("rollmatch_drop")
-            check_complete(names, self.model)
+            if names:
+                check_complete(names, self.model)
 
     async def before_generating(self) -> None:
         """Let a complete update commit first, as these dialects' queues would have it."""
@@ -107,11 +101,25 @@ class ChunkedUpdate:
 
     async def close(self) -> bool:
         """Drop, and leave the group."""
-        self._names, self._failure, self._adapter = set(), None, None
+        self._failure = None
         return await self.communicator.close()
 
+    async def _check_turn(self) -> None:
+        """Raise unless more may be announced; a commit under way is waited for. Errors: as ``announce``."""
+        if self._following is not None and self.update.incoming is Incoming.COMMITTING:
+            await asyncio.shield(self._following)
+        self._raise_failure()
+        self.update.check_attached(ANONYMOUS)
+        self.update.check(Event.ANNOUNCED_CHUNK)
+
+    async def _receive(self, tensors: Sequence[TensorSpec]) -> None:
+        self.update.fire(Event.ANNOUNCED_CHUNK)
+        plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),))
+        await self.pool.call_all("rollmatch_receive", to_wire(plan))
+        self._num_announced += 1
+
     def _is_complete(self) -> bool:
-        return self._adapter is not None or self._names >= set(self.model.tensors)
+        return self.update.chunk_merge is not None or self.update.chunk_names >= set(self.model.tensors)
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -132,13 +140,14 @@ class ChunkedUpdate:
             if self._is_complete():
                 await self._commit(digests)
         except RollmatchError as error:
-            self._failure, self._names, self._adapter = error, set(), None
+            self._failure = error
+            if self.update.incoming is Incoming.GATHERING:
+                self.update.fire(Event.FAILED)
 
     async def _commit(self, digests: dict[str, str]) -> None:
-        if self._adapter is None:
+        if self.update.chunk_merge is None:
             check_aliases(digests, self.model)
         else:
-            replies = await self.pool.call_all("rollmatch_merge", to_wire(self._adapter))
+            replies = await self.pool.call_all("rollmatch_merge", to_wire(self.update.chunk_merge))
             agreed([reply["digests"] for reply in replies])
-        await self.communicator.swap(self.pool.policy_version + 1)
-        self._names, self._adapter = set(), None
+        await self.communicator.swap(self.update.policy_version + 1)

@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from rollmatch.errors import RollmatchError, SyncError
+from rollmatch.errors import RollmatchError
 from rollmatch.server.announced import AnnouncementInvalid
-from rollmatch.server.engine_pool import BROKEN, SERVING, EnginePool
+from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import WorkerDead, WorkerFailure
 from rollmatch.server.identity import Model
+from rollmatch.server.update import Attached, Event, UpdateRefused
 from rollmatch.weights.digest import DigestMismatch
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
 from rollmatch.weights.transfer_plan import to_wire
@@ -21,78 +22,30 @@ ANONYMOUS = ""
 """Client name of swift and trl trainers, which give none."""
 
 
-class CommunicatorRefused(SyncError):
-    """One learner at a time has a communicator, opened once and before weights are announced.
-
-    ``code``: ``communicator-missing``, ``communicator-already-open`` or ``client-already-attached``.
-    """
-
-    code = "communicator-missing"
-
-
-class UpdateRefused(SyncError):
-    """One update at a time, each with a newer version; what is committed was staged.
-
-    ``code``: ``update-in-progress``, ``version-not-newer``, ``nothing-staged``, ``announcement-unknown``,
-    ``sync-dropped`` or ``weights-broken``.
-    """
-
-    code = "update-refused"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attached:
-    """Who is attached, and how."""
-
-    client: str
-    transport: str
-    world_size: int
-
-
 class Communicator:
     """Opens, watches and closes the group on all workers, and commits what has arrived."""
 
     def __init__(self, pool: EnginePool, model: Model, *, num_workers: int, drain_s: float) -> None:
-        self.pool = pool
+        self.pool, self.update = pool, pool.update
         self.model = model
         self.num_workers = num_workers
         self.drain_s = drain_s
-        self.attached: Attached | None = None
         self._change = asyncio.Lock()
         """Workers hear of a group's end before they hear of the next one."""
 
     @property
     def num_members(self) -> int:
         """Of the open group, the learner counted; 0 where none is open."""
-        return self.attached.world_size if self.attached else 0
-
-    def check_free(self, client: str) -> None:
-        """Errors: ``CommunicatorRefused``."""
-        if self.attached is None:
-            return
-        if self.attached.client == client:
-            problem, code = "this learner has a communicator", "communicator-already-open"
-            raise CommunicatorRefused(problem, key="client", remedy="Close it first.", code=code)
-        problem = f"{self.attached.client or 'a swift or trl trainer'} is attached"
-        remedy = "Wait until it leaves; if it is gone for good, close its communicator with force."
-        raise CommunicatorRefused(problem, key="client", remedy=remedy, code="client-already-attached")
-
-    def check_attached(self, client: str) -> Attached:
-        """Errors: ``CommunicatorRefused``."""
-        if self.attached is None:
-            raise CommunicatorRefused("no communicator is open", key="client", remedy="Open one first.")
-        if self.attached.client != client:
-            self.check_free(client)
-        return self.attached
+        return self.update.attached.world_size if self.update.attached else 0
 
     async def open(self, client: str, address: GroupAddress, *, transport: str) -> list[int]:
         """Bind the port and begin to join; ``address.rank`` is that of the first worker. Returns all ranks.
 
-        Errors: ``GroupPortInUse``, ``GroupAddressInvalid``, and those of ``check_free``.
+        Errors: ``GroupPortInUse``, ``GroupAddressInvalid``, ``CommunicatorRefused``.
         """
-        if self.attached is not None:
+        if self.update.attached is not None:
             await asyncio.sleep(_NEWS_S)
-        self.check_free(client)
+        self.update.check_free(client)
         if address.rank + self.num_workers > address.world_size - 1:
             problem = (
                 f"{self.num_workers} workers from rank {address.rank} and a learner are more than {address.world_size}"
@@ -100,7 +53,7 @@ class Communicator:
             remedy = "Count all workers of all servers, and one."
             raise GroupAddressInvalid(problem, key="world_size", remedy=remedy, code="world-size-mismatch")
         attached = Attached(client=client, transport=transport, world_size=address.world_size)
-        self.attached = attached
+        self.update.open(attached)
         try:
             async with self._change:
                 return await self._open_on_workers(address, transport)
@@ -110,7 +63,7 @@ class Communicator:
 
     async def join(self, client: str, address: GroupAddress, *, transport: str) -> list[int]:
         """Open, and wait until all have joined; a caller that hangs up meanwhile leaves. Errors: of both."""
-        ranks, attached = await self.open(client, address, transport=transport), self.attached
+        ranks, attached = await self.open(client, address, transport=transport), self.update.attached
         try:
             await self.settle()
         except asyncio.CancelledError:
@@ -138,18 +91,27 @@ class Communicator:
             raise
 
     async def swap(self, version: int) -> int:
-        """Load what the workers hold, while nothing is generated. Returns the number of restarted requests."""
-        async with self.pool.quiet(drain_s=self.drain_s) as num_restarted:
+        """Load what the workers hold, while nothing is generated. Returns the number of restarted requests.
+
+        Errors: ``UpdateRefused``, ``WorkerDead``, those of the workers, after which full weights are needed.
+        """
+        self.update.fire(Event.COMMIT)
+        outcome = Event.KEPT
+        try:
+            num_restarted = await self.pool.drain(within_s=self.drain_s)
             try:
                 await self.pool.call_all("rollmatch_load", sorted(self.model.aliases))
                 await self.forget_old()
             except WorkerDead:
                 raise
             except RollmatchError:
-                self.pool.state = BROKEN
+                outcome = Event.SPOILT
                 raise
-            self.pool.policy_version, self.pool.state = version, SERVING
-            return num_restarted
+        except BaseException:
+            self.update.fire(outcome)
+            raise
+        self.update.serve(version)
+        return num_restarted
 
     async def forget_old(self) -> None:
         """Empty caches of the old weights. Errors: ``UpdateRefused``."""
@@ -159,10 +121,10 @@ class Communicator:
 
     async def close(self, *, only: Attached | None = None) -> bool:
         """Leave the group on all workers; whether there was one. ``only``: leave no group that came after it."""
-        if only is not None and self.attached is not only:
+        if only is not None and self.update.attached is not only:
             return False
-        was_open = self.attached is not None
-        self.attached = None
+        was_open = self.update.attached is not None
+        self.update.fire(Event.CLOSED)
         async with self._change:
             if not self.pool.is_dead:
                 await self.pool.call_all("rollmatch_close")

@@ -1,22 +1,17 @@
-"""All replicas behind one interface: where each request runs, and the gate that keeps a response under one version."""
+"""All replicas behind one interface: where each request runs, and what keeps a response under one version."""
 
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from rollmatch.server.failures import Refusal, WorkerFailure
 from rollmatch.server.progress import CallProgress
 from rollmatch.server.replica import EngineCall, EngineOutput, EnginePart, EngineRequest, Replica, dead
+from rollmatch.server.update import UpdateState
 
-SERVING = "serving"
-NOT_SET = "weights-not-set"
-BROKEN = "weights-broken"
-UPDATING = "updating"
-WRITING = "update-in-progress"
-"""Weights are being written in place."""
 _WATCH_S, _ABORT_S = 0.5, 30.0
 _T = TypeVar("_T")
 
@@ -26,8 +21,7 @@ class EnginePool:
 
     def __init__(self, replicas: Sequence[Replica], *, weights_set: bool = True) -> None:
         self.replicas = tuple(replicas)
-        self.policy_version = 0
-        self.state = SERVING if weights_set else NOT_SET
+        self.update = UpdateState(weights_set=weights_set)
         self.died = asyncio.Event()
         """Set as soon as a replica is dead."""
         self.tokens_by_replica = [0] * len(self.replicas)
@@ -37,8 +31,6 @@ class EnginePool:
         self.turned_at = time.monotonic()
         """When the event loop last ran ``watch``."""
         self._loads = [0] * len(self.replicas)
-        self._gate = asyncio.Event()
-        self._gate.set()
         self._running: set[asyncio.Task[Any]] = set()
         self._restarted: set[asyncio.Task[Any]] = set()
         self._counter = itertools.count()
@@ -64,23 +56,10 @@ class EnginePool:
         return sum(self._loads)
 
     def check(self) -> None:
-        """Raise unless responses can be generated.
-
-        Errors: ``WorkerDead``; ``Refusal`` with ``weights-not-set``, ``update-in-progress`` or ``weights-broken``.
-        """
+        """Raise unless responses can be generated. Errors: ``WorkerDead``; as ``UpdateState.check_served``."""
         if self.is_dead or any(replica.is_dead() for replica in self.replicas):
             raise dead()
-        if self.state == NOT_SET:
-            problem = "the server was started with placeholder weights and got no others yet"
-            raise Refusal(problem, code="weights-not-set", key="weights", remedy="Sync first.")
-        if self.state == WRITING:
-            problem = "weights are being written in place of those that were served"
-            raise Refusal(
-                problem, code="update-in-progress", key="weights", remedy="Try again when the update is committed."
-            )
-        if self.state == BROKEN:
-            problem = "an update failed while it was being loaded"
-            raise Refusal(problem, code="weights-broken", key="weights", remedy="Run a full sync.")
+        self.update.check_served()
 
     async def generate_all(
         self, requests: Sequence[EngineRequest], *, call_id: str = ""
@@ -119,10 +98,10 @@ class EnginePool:
             is_whole = has_begun = False
             while not is_whole:
                 if has_begun:
-                    raise _policy_changed(self.policy_version)
-                await self._gate.wait()
+                    raise _policy_changed(self.update.policy_version)
+                await self.update.resumed.wait()
                 self.check()
-                version = self.policy_version
+                version = self.update.policy_version
                 async with aclosing(self._parts(call, index)) as parts:
                     async for part in parts:
                         has_begun, is_whole = True, part.is_last
@@ -149,26 +128,21 @@ class EnginePool:
         """Call the workers of one replica. Errors: as ``call_all``."""
         return _checked(await self._while_alive(self.replicas[index].call, method, *arguments))
 
-    @asynccontextmanager
-    async def quiet(self, *, drain_s: float) -> AsyncIterator[int]:
-        """No response is being written inside; those not done after ``drain_s`` are begun again afterwards."""
-        before, self.state = self.state, UPDATING
-        self._gate.clear()
-        try:
-            if self._running:
-                await asyncio.wait(self._running, timeout=drain_s)
-            left = list(self._running)
-            self._restarted.update(left)
-            for task in left:
-                task.cancel()
-            if left:
-                await asyncio.wait(left, timeout=_ABORT_S)
-            self.num_restarted += len(left)
-            yield len(left)
-        finally:
-            if self.state == UPDATING:
-                self.state = before
-            self._gate.set()
+    async def drain(self, *, within_s: float) -> int:
+        """End the responses that are being written, in a pause; those not done by then are begun again after it.
+
+        Returns how many these are.
+        """
+        if self._running:
+            await asyncio.wait(self._running, timeout=within_s)
+        left = list(self._running)
+        self._restarted.update(left)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_ABORT_S)
+        self.num_restarted += len(left)
+        return len(left)
 
     async def reset_caches(self) -> bool:
         """Forget what older weights computed, on all replicas."""
@@ -191,9 +165,9 @@ class EnginePool:
         self._loads[index] += 1
         try:
             while True:
-                await self._gate.wait()
+                await self.update.resumed.wait()
                 self.check()
-                version, request_id = self.policy_version, f"{next(self._counter)}"
+                version, request_id = self.update.policy_version, f"{next(self._counter)}"
                 self.progress.begin(request_id, call_id, index)
                 task = asyncio.create_task(self.replicas[index].generate(request, request_id))
                 try:

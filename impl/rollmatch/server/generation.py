@@ -39,7 +39,7 @@ class ResponseGenerator:
         ]
         outputs = await self.generate(requests, call_id=call_id)
         responses = [_response(request, *pair) for request, pair in zip(batch.requests, outputs)]
-        return InferReply(instance=instance, policy_version=self.pool.policy_version, responses=tuple(responses))
+        return InferReply(instance=instance, policy_version=self.pool.update.policy_version, responses=tuple(responses))
 
     async def generate(
         self, requests: Sequence[GenerateRequest], *, where: str = "requests", clamp: bool = False, call_id: str = ""

@@ -18,8 +18,8 @@ def health_of(server: ServerState) -> tuple[int, dict[str, object]]:
     lag_s = max(0.0, time.monotonic() - pool.turned_at)
     about = {
         "status": "ok",
-        "state": pool.state,
-        "policy_version": pool.policy_version,
+        "state": pool.update.word,
+        "policy_version": pool.update.policy_version,
         "replicas": len(pool.replicas),
         "world_size": server.settings.world_size,
         "running": pool.num_running,

@@ -19,7 +19,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         named: dict[str, tuple[str, Callable[[], float]]] = {
             "running_requests": ("Responses being written or waiting", lambda: pool.num_running),
-            "policy_version": ("Version of the served weights", lambda: pool.policy_version),
+            "policy_version": ("Version of the served weights", lambda: pool.update.policy_version),
             "alive": ("1 while every worker is", lambda: float(not pool.is_dead)),
             "generated_tokens": ("Response tokens since the start", lambda: pool.num_generated_tokens),
             "restarted_requests": ("Responses generated again because of a commit", lambda: pool.num_restarted),

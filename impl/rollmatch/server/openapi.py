@@ -37,8 +37,17 @@ def accepts(
 
 
 def describe(app: FastAPI) -> None:
-    """Make ``/openapi.json``, once all routes are there: FastAPI knows no body that an endpoint reads by itself."""
-    described = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    """Have ``/openapi.json`` made when it is first read: FastAPI knows no body that an endpoint reads by itself."""
+
+    def openapi() -> dict[str, Any]:
+        app.openapi_schema = app.openapi_schema or _described(app)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _described(app: FastAPI) -> dict[str, Any]:
+    described: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
     bodies = dict(_bodies(app))
     kinds: list[tuple[type[BaseModel], Any]] = [(kind, "validation") for kind in {kind for kind, _ in bodies.values()}]
     failures: list[tuple[type[BaseModel], Any]] = [(Failure, "validation"), (OpenAIFailure, "validation")]
@@ -53,7 +62,7 @@ def describe(app: FastAPI) -> None:
             kind, content_types = bodies[path]
             content = {name: {"schema": references[kind, "validation"]} for name in content_types}
             operations["post"]["requestBody"] = {"content": content, "required": True}
-    app.openapi_schema = described
+    return described
 
 
 def _bodies(app: FastAPI) -> Iterator[tuple[str, _Accepted]]:

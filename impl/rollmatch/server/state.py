@@ -15,6 +15,7 @@ from rollmatch.server.metrics import Metrics
 from rollmatch.server.prompts import PromptMaker
 from rollmatch.server.replica import EngineOutput
 from rollmatch.server.settings import ServerSettings
+from rollmatch.server.update import UpdateState
 
 VERSION_HEADER = "x-policy-version"
 
@@ -34,9 +35,14 @@ class ServerState:
     instance: str = field(default_factory=lambda: uuid.uuid4().hex)
     """New at every start."""
 
+    @property
+    def update(self) -> UpdateState:
+        """What is served, and what is on its way."""
+        return self.pool.update
+
     def with_version(self, reply: Response, outputs: Sequence[tuple[EngineOutput, int]]) -> Response:
         """The reply with the oldest policy version of its responses in a header; swift and trl have no field for it."""
-        oldest = min((version for _, version in outputs), default=self.pool.policy_version)
+        oldest = min((version for _, version in outputs), default=self.update.policy_version)
         reply.headers[VERSION_HEADER] = str(oldest)
         return reply
 

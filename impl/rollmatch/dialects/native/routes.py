@@ -6,8 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rollmatch.dialects.http import CALL_HEADER
-from rollmatch.dialects.native.in_place import InPlaceUpdate
-from rollmatch.dialects.native.sync_routes import Update, sync_routes
+from rollmatch.dialects.native.sync_routes import sync_routes
 from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import (
@@ -26,11 +25,11 @@ _LONGEST_CALL_ID = 64
 
 def native_routes(server: ServerState) -> APIRouter:
     """All routes below ``/native/``."""
-    router, everything, update = APIRouter(prefix="/native", tags=["native"]), APIRouter(), Update(server)
+    router, everything = APIRouter(prefix="/native", tags=["native"]), APIRouter()
     _add_generation(router, server)
-    _add_communicator(router, server, update)
+    _add_communicator(router, server)
     everything.include_router(router)
-    everything.include_router(sync_routes(server, update, InPlaceUpdate(update).write))
+    everything.include_router(sync_routes(server))
     return everything
 
 
@@ -41,7 +40,7 @@ def identity_of(server: ServerState) -> Identity:
         instance=server.instance,
         model=model.directory,
         model_digest=model.digest,
-        policy_version=server.pool.policy_version,
+        policy_version=server.update.policy_version,
         tensors=tuple(model.tensors.values()),
         aliases=model.aliases,
         tensor_parallel_size=settings.tensor_parallel_size,
@@ -77,32 +76,32 @@ def _add_generation(router: APIRouter, server: ServerState) -> None:
         return reply if isinstance(reply, Response) else answer(request, reply)
 
 
-def _add_communicator(router: APIRouter, server: ServerState, update: Update) -> None:
+def _add_communicator(router: APIRouter, server: ServerState) -> None:
     @router.post("/communicator/")
     @accepts(CommunicatorRequest)
     async def communicator(request: Request) -> Response:
         body = await read_body(request, CommunicatorRequest)
-        ranks = await unless_gone(request, _join(server, update, body))
+        ranks = await unless_gone(request, _join(server, body))
         return ranks if isinstance(ranks, Response) else answer(request, {"ranks": ranks, "transport": body.transport})
 
     @router.post("/communicator/close/")
     @accepts(CommunicatorClose)
     async def close(request: Request) -> Response:
         body = await read_body(request, CommunicatorClose)
-        if server.communicator.attached is not None and not body.force:
-            server.communicator.check_attached(body.client)
-        return answer(request, {"closed": await update.close()})
+        if server.update.attached is not None and not body.force:
+            server.update.check_attached(body.client)
+        return answer(request, {"closed": await server.communicator.close()})
 
 
-async def _join(server: ServerState, update: Update, body: CommunicatorRequest) -> list[int]:
+async def _join(server: ServerState, body: CommunicatorRequest) -> list[int]:
     """Errors: those of ``Communicator.join``."""
     known = transports_of(server.settings)
     if body.transport not in known:
         problem, remedy = f"there is no transport {body.transport}", f"Use {' or '.join(known)}."
         raise GroupAddressInvalid(problem, key="transport", remedy=remedy, code="transport-unknown")
-    attached = server.communicator.attached
+    attached = server.update.attached
     if body.replace and attached is not None and attached.client == body.client:
-        await update.close()
+        await server.communicator.close()
     address = GroupAddress(
         host=body.host,
         port=body.port,
