@@ -16,7 +16,7 @@ FORBIDDEN = {
     *("utils", "util", "helpers", "helper", "common", "manager", "handler", "processor", "service"),
     *("base", "core", "misc"),
 }
-FILE_LINES, FUNCTION_LINES = 300, 40
+FILE_LINES, FUNCTION_LINES = 500, 60
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FILES = sorted(
     path for name in ("impl", "conformance", "fixtures", "benchmarks") for path in (ROOT / name).rglob("*.py")
@@ -88,8 +88,8 @@ def test_an_import_that_is_not_allowed_is_found(tmp_path, module, line):
 def test_files_and_functions_stay_small():
     assert offenders(lambda path: len(path.read_text().splitlines()) // FILE_LINES, FILES) == {}
     assert offenders(lambda path: long_functions(path.read_text()), FILES) == {}
-    assert long_functions("class A:\n def f(self):\n" + "  x = 1\n" * 38) == []
-    assert long_functions("class A:\n def f(self):\n" + "  x = 1\n" * 39) == [("f", 40)]
+    assert long_functions("class A:\n def f(self):\n" + "  x = 1\n" * 58) == []
+    assert long_functions("class A:\n def f(self):\n" + "  x = 1\n" * 59) == [("f", 60)]
 
 
 @pytest.mark.parametrize(
