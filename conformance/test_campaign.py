@@ -20,7 +20,7 @@ def test_every_phase_and_mode_is_drawn_and_a_seed_repeats_itself():
     drawn = [draw(number, 1) for number in range(100)]
     assert {fault.phase for _, faults in drawn for fault in faults} == OF_SERVER.keys() | OF_LEARNER.keys()
     assert {(shape.mode, shape.num_ranks) for shape, _ in drawn} == {
-        (mode, num_ranks) for mode in ("off", "stream", "ahead") for num_ranks in (1, 2)
+        (mode, num_ranks) for mode in ("off", "ahead") for num_ranks in (1, 2)
     }
     assert drawn == [draw(number, 1) for number in range(100)]
 

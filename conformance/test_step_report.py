@@ -127,7 +127,6 @@ def test_what_was_generated_and_packed_is_counted_with_the_oldest_version(full):
         "oldest_policy_version": 0, "carried": 2,
     }  # fmt: skip
     assert full.packed() == packed
-    assert full.packed(order=[1, 0]) == packed | {"order": [1, 0]}
 
 
 def test_a_step_without_calls_beside_it_wrote_while_the_learner_waited(full, monkeypatch):
@@ -214,23 +213,6 @@ def test_the_time_inside_a_phase_adds_up_also_when_it_fails():
         raise ZeroDivisionError
     assert step.phase_s["pack"] > once
     assert {name for name, seconds in step.phase_s.items() if seconds} == {"pack"}
-
-
-def test_the_wait_for_each_part_counts_and_what_is_done_with_a_part_does_not(monkeypatch):
-    step, now = StepReport(step=0, objective=MATCHING), [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    def parts():
-        for part in "ab":
-            now[0] += 2.0
-            yield part
-        now[0] += 1.0
-
-    came = []
-    for part in step.timed("rollout", parts()):
-        came.append(part)
-        now[0] += 10.0
-    assert (came, step.phase_s["rollout"]) == (["a", "b"], 5.0)
 
 
 def test_time_between_other_phases_since_learning_began_was_learning(monkeypatch):

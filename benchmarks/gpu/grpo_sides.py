@@ -19,7 +19,6 @@ ADAPTER = {f"{VLLM}.sync.mode": "adapter", f"{VLLM}.enable_lora": True}
 TOKENS = 16_384
 WAYS = {
     "off": {},
-    "stream": {OVERLAP: "stream"},
     "ahead": {OVERLAP: "ahead"},
     "adapter": ADAPTER,
     "adapter-ahead": ADAPTER | {OVERLAP: "ahead"},

@@ -3,7 +3,7 @@
     VLLM_USE_FLASHINFER_SAMPLER=0 python -m benchmarks.gpu.overlap --results benchmarks/results
 
 The digits job by the commands people type: one server of three replicas, then a whole run for every seed and mode, one
-after another. ``stream`` needs parts and does not pack, so that all modes take micro-batches; samples are equal in all.
+after another, on equal samples.
 """
 
 import statistics

@@ -17,7 +17,7 @@ from rollmatch.config.servers import pair_servers, server_section
 
 CONFIG = ROOT / "fixtures/digits/3v1.yaml"
 MATCHING = "custom.extra.rollout_matching"
-MODES = ("off", "ahead", "stream")
+MODES = ("off", "ahead")
 """``overlap``, with its usual settings."""
 STILL_S = 0.02
 PARTS = (
@@ -30,7 +30,7 @@ PARTS = (
     "custom.extra.rollout_server.vllm_data_parallel_size=1",
     f"{MATCHING}.vllm.kv_cache_memory_mib=128",
 )
-"""Sixteen rollouts a step in four micro-batches in every mode: streaming needs parts, and does not pack."""
+"""Sixteen rollouts a step in four micro-batches in both modes."""
 
 
 def cores() -> tuple[int, int]:

@@ -51,7 +51,7 @@ class Steps:
 
     def write(self, step, requests):
         began = time.perf_counter()
-        self.prefetch.submit(step, requests, (len(requests),))
+        self.prefetch.submit(step, requests)
         rollouts, _ = self.prefetch.collect(step, min_version=1)
         self.took_s.append(time.perf_counter() - began)
         calls = self.prefetch.take_calls()

@@ -149,7 +149,7 @@ def draw(number, seed):
     chance, faults = random.Random(f"{seed}-{number}"), []
     num_servers = chance.choice((1, 2))
     shape = TrialShape(
-        mode=chance.choice(("off", "stream", "ahead")),
+        mode=chance.choice(("off", "ahead")),
         num_ranks=chance.choice((1, 2)),
         num_servers=num_servers,
         min_servers=chance.randint(1, num_servers),

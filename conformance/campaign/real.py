@@ -27,7 +27,7 @@ from rollmatch.data import load_samples
 from rollmatch.model.source import checkpoints_in
 
 STEPS, SAVE_STEPS, ACCUMULATION, BOUND_S = 100_000, 3, 3, 150.0
-STORIES = (("off", 1), ("stream", 1), ("ahead", 1), ("off", 2), ("ahead", 2))
+STORIES = (("off", 1), ("ahead", 1), ("off", 2), ("ahead", 2))
 """(mode of overlap, learner ranks), by turns."""
 PLACES = {"generation": "requested", "learning": "packed", "sync": "step", "checkpoint": "step", "resume": "run"}
 """Place -> the event of the journal with which it begins."""

@@ -10,14 +10,13 @@ import torch
 from conformance.rollout.attached import sender_of
 from conformance.rollout.test_vllm_server import GREEDY, TEMPLATE, requests_of
 from rollmatch.data import StepShape, WindowPlan
-from rollmatch.data.order import split_evenly
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal
 from rollmatch.model.images import ImagePreparation
 from rollmatch.model.source import checkpoints_in, step_of
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.overlap import Ahead, Lockstep, RequestedWindow, Stream
+from rollmatch.rollout.overlap import Ahead, Lockstep, RequestedWindow
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules
 from rollmatch.rollout.retry import CallRules
@@ -25,7 +24,6 @@ from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.rollout.source import RolloutSource
 from rollmatch.training.checkpoint import find_damage, sealing
 from rollmatch.training.report import StepReport
-from rollmatch.training.streaming import StreamedStep
 
 STEPS, PARTS, BUDGET_S = 4, 3, 3.0
 """A part is one sample."""
@@ -36,8 +34,6 @@ PROMPTS = SimpleNamespace(
     prompt_token_ids=lambda sample: (100 + sample.sample_id, 5, 9, 6),
     preparation=ImagePreparation(lambda sample: None),
 )
-OBJECTIVE = SimpleNamespace(total_of=lambda batches, add: add([len(batches)]))
-KEEPS_NOTHING = SimpleNamespace(num_kept=0, spend_oldest=lambda: False)
 
 
 class LearnerKilled(BaseException):
@@ -53,11 +49,6 @@ def plan_of(num_ranks, rank):
 def weights_at(step):
     """After ``step`` optimizer steps; zeros are those of a server that has just started."""
     return {"a": torch.full((2,), step + 1.0), "b": torch.full((3,), step + 1.0)}
-
-
-def make_batch(segments, features_of, *, num_batches):
-    """As the batcher: one micro-batch."""
-    return (SimpleNamespace(segments=segments, num_tokens=1, fill=1.0, supervision=None),)
 
 
 class SmallLearner:
@@ -110,12 +101,11 @@ class SmallLearner:
         source = RolloutSource(fence=fence, journal=self.journal, ranks=self.ranks, **parts)
         if self.shape.mode == "off":
             return Lockstep(source)
-        is_ahead = self.shape.mode == "ahead"
-        rules = PrefetchRules(max_windows=1 + is_ahead, callers_per_server=2, pieces_per_server=self.shape.num_ranks)
+        rules = PrefetchRules(max_windows=2, callers_per_server=2, pieces_per_server=self.shape.num_ranks)
         prefetch = Prefetch(backend, GREEDY, rules)
         stack.callback(prefetch.close)
         fence.quiet = prefetch.quiet
-        return Ahead(source, prefetch, max_staleness=1, lead=1) if is_ahead else Stream(source, prefetch)
+        return Ahead(source, prefetch, max_staleness=1, lead=1)
 
     def take_step(self, step):
         """As ``RolloutTrainer.get_batch_samples``: sync, rollout, target, learn."""
@@ -123,37 +113,19 @@ class SmallLearner:
         if isinstance(overlap, Ahead):
             overlap.wait_for_next()
         self.source.sync(step, lambda: iter(weights_at(step).items()))
-        parts = overlap.rollout(self.windows(step))
-        if overlap.streams:
-            learner = SimpleNamespace(objective=OBJECTIVE, batcher=SimpleNamespace(make=make_batch), graphs_kept=1)
-            targets = (self.target(step, part) for part in parts)
-            for _ in StreamedStep(targets, report, KEEPS_NOTHING, learner=learner, overlap=overlap):
-                if self.shape.num_ranks == 1:
-                    overlap.prefetch.check()
-        else:
-            with report.phase("rollout"):
-                (part,) = parts
-            report.rollouts = part.rollouts
-            event = report.generated(part.rollouts, policy_version=self.source.policy_version)
-            self.journal.write("generated", purpose="train", **event)
+        with report.phase("rollout"):
+            report.rollouts = overlap.rollout(self.windows(step)).rollouts
+        event = report.generated(report.rollouts, policy_version=self.source.policy_version)
+        self.journal.write("generated", purpose="train", **event)
         self.learn(step, report)
 
     def windows(self, step):
         """The window of a step and those that follow, as far as the run goes."""
-        sizes = (1,) * PARTS if self.overlap.streams else ()
         steps = range(step, min(STEPS, step + self.overlap.lead + 1))
-        return [RequestedWindow(each, self.samples_at(each), sizes) for each in steps]
+        return [RequestedWindow(each, self.samples_at(each)) for each in steps]
 
     def samples_at(self, step):
         return [self.samples[index] for index in self.plan.at(step).sample_indices]
-
-    def target(self, step, part):
-        """One segment per rollout."""
-        samples = split_evenly(self.samples_at(step), PARTS)[part.index]
-        pairs = zip(samples, part.rollouts, strict=True)
-        segments = [[SimpleNamespace(sample=s, policy_version=r.policy_version)] for s, r in pairs]
-        targets = SimpleNamespace(segments=segments, reports=())
-        return SimpleNamespace(index=part.index, rollouts=part.rollouts, targets=targets, features={})
 
     def learn(self, step, report):
         kind = self.happen("learning")

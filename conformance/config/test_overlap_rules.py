@@ -30,22 +30,20 @@ def test_servers_named_under_rlhf_may_overlap():
 @pytest.mark.scenario(
     "prefetch/vineppo-ahead-is-refused",
     "prefetch/vineppo-without-overlap-is-accepted",
-    clauses=["prefetch/what-is-judged-by-further-rollouts-does-not-overlap#1,2,3"],
+    clauses=["prefetch/what-is-judged-by-further-rollouts-does-not-overlap#1,2"],
 )
 @pytest.mark.parametrize(
     ("bad", "why", "good"),
     [
         (VINEPPO, "of the weights that wrote the response", (*VINEPPO, "~.overlap=off")),
         (("custom.trainer_variant=vineppo_mcts", *GRPO[1:]), "values", GRPO),
-        ((*VINEPPO, "~.overlap=stream"), "values", (*VINEPPO, "~.overlap=off")),
-        ((*GRPO, "~.overlap=stream"), "whole window", GRPO),
         (
             (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD),
             "turns",
             (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD, "~.overlap=off"),
         ),
     ],
-    ids=["vineppo", "vineppo_mcts", "vineppo-stream", "grpo-stream", "several-turns"],
+    ids=["vineppo", "vineppo_mcts", "several-turns"],
 )
 def test_what_is_not_learnt_from_the_response_alone_does_not_overlap(bad, why, good):
     problems = [each for each in problems_of(*bad) if each.code == "overlap-of-another-objective"]
@@ -109,13 +107,11 @@ def test_shares_are_cut_in_pieces_where_calls_are_made_beside_learning():
     cut = (*SERVED, "~.pieces_per_server=4")
     assert refusal_of(*cut, "~.overlap=off") == ("late-work-needs-overlap", f"{LONG}.pieces_per_server")
     config_with(*cut)
-    config_with(*cut, "~.overlap=stream", "training.packing=false")
     assert config_with(*SERVED, "~.overlap=off").custom.extra.rollout_matching.pieces_per_server == 1
     for value, code in (("0", "out-of-range"), ("1.5", "wrong-type")):
         assert refusal_of(*SERVED, f"~.pieces_per_server={value}") == (code, f"{LONG}.pieces_per_server")
 
 
-STREAMED = ("~.overlap=stream", "training.packing=false")
 LAUNCHED = "custom.extra.rollout_server"
 ENGINES = (f"{LAUNCHED}.vllm_data_parallel_size=2", "~.vllm.max_num_seqs=4")
 
@@ -127,9 +123,6 @@ ENGINES = (f"{LAUNCHED}.vllm_data_parallel_size=2", "~.vllm.max_num_seqs=4")
         (("~.pieces_per_server=2",), 1),
         (("~.pieces_per_server=5",), 3),
         (("~.pieces_per_server=99",), 16),
-        (STREAMED, 8),
-        ((*STREAMED, "~.pieces_per_server=2"), 2),
-        ((*STREAMED, "~.pieces_per_server=6"), 3),
         ((*ENGINES, "~.pieces_per_server=32"), 8 + 1),  # as many as fill the engines, and one more
         ((*ENGINES, "~.pieces_per_server=16"), 4 + 1),
         ((*ENGINES, "~.pieces_per_server=8"), 2 + 1),

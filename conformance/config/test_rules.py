@@ -54,7 +54,6 @@ BROKEN = [
     ("adapter-option-without-lora", "tuner.modules_to_save", [BESIDE], [BESIDE, "tuner.train_type=lora"]),
     ("adapter-incomplete", "tuner.modules_to_save", [BESIDE, *ALONE], [BESIDE, *ALONE[:-1]]),
     values("micro-batch-strategy", "training.strategy", "deepspeed_zero2", "fsdp2", ROW),
-    values("stream-needs-parts", "~.overlap", "stream", "ahead", ROW, "~.vllm.mode=server", SERVER),
     ("early-stopping-blind", "training.early_stopping", [STOPPING], [STOPPING, "training.eval_steps=1"]),
     *(
         ("argument-has-own-key", f"{EXTRA}.{name}", [STOPPING, "training.eval_steps=1", f"{EXTRA}.{name}=f1"], ())

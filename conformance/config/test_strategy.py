@@ -80,11 +80,7 @@ def test_the_fields_of_transformers_are_refused(name):
         config_with(f"training.extra_arguments={{{name}: full_shard}}")
 
 
-def test_streaming_and_deepspeed_with_the_policys_own_generate_are_refused():
-    servers = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000")
-    streams = ("~.vllm.server.group_port=51216", "~.overlap=stream", "training.packing=false")
-    with refused("strategy-with-stream", key=f"{ROLLOUT}.overlap"):
-        config_with(*servers, *streams, "training.strategy=fsdp2")
+def test_deepspeed_with_the_policys_own_generate_is_refused():
     with refused("strategy-needs-vllm", key=f"{ROLLOUT}.rollout_backend"):
         config_with(f"{ROLLOUT}.rollout_backend=hf", "training.strategy=deepspeed_zero3")
 

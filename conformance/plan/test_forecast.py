@@ -151,8 +151,6 @@ def test_overlap_hides_the_shorter_of_both(forecaster):
     off = forecaster().forecast(split(3, 1))
     ahead = forecaster(f"{RULES}.overlap=ahead", f"{RULES}.max_staleness=2").forecast(split(3, 1))
     assert ahead.step_s == pytest.approx(max(off.rollout_s, off.learn_s) + off.sync_s)
-    stream = forecaster(f"{RULES}.overlap=stream", "training.packing=false").forecast(split(3, 1))
-    assert stream.step_s < stream.rollout_s + stream.learn_s + stream.sync_s
 
 
 def test_the_split_with_most_rollouts_a_second_is_proposed(forecaster):

@@ -47,9 +47,3 @@ def test_what_a_sync_carries(rounded):
     assert adapter.forecast(split(3, 1)).sync_s == pytest.approx(0.05 + merge + carried, rel=1e-3)
     beside = rounded(f"{RULES}.vllm.mode=colocate").forecast(split(4, 4, is_colocated=True))
     assert beside.sync_s == pytest.approx(0.05 + 2 * merge, rel=1e-3)
-
-
-def test_a_stream_begins_with_the_first_of_four_micro_batches(rounded):
-    stream = rounded(f"{RULES}.overlap=stream", "training.packing=false").forecast(split(3, 1))
-    step = max(stream.learn_s, stream.rollout_s + stream.learn_s / 4)
-    assert stream.step_s == pytest.approx(step + stream.sync_s)

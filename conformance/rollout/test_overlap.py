@@ -1,4 +1,4 @@
-"""Rollouts beside learning: parts of a step, ages, empty responses; the prefetch only notes what it is asked."""
+"""Rollouts beside learning: ages, empty responses; the prefetch only notes what it is asked."""
 
 from types import SimpleNamespace
 from unittest.mock import Mock, call
@@ -6,31 +6,9 @@ from unittest.mock import Mock, call
 import pytest
 
 from conformance.refusals import refused
-from rollmatch.rollout.overlap import Ahead, RequestedWindow, RolloutPart, Stream, WithoutRollouts
+from rollmatch.rollout.overlap import Ahead, RequestedWindow, WithoutRollouts
 from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.rollout.source import settle
-
-
-def test_a_stream_waits_for_the_step_under_way_and_for_nothing_else():
-    source, prefetch = Mock(), Mock()
-    stream = Stream(source, prefetch)
-    assert (stream.has_part(), stream.is_complete()) == (True, True)
-    stream.wait_for_part()
-    assert prefetch.mock_calls == []
-    parts = stream.rollout([RequestedWindow(7, ["x", "y"], (1, 1))])
-    prefetch.submit.assert_called_once_with(7, source.make_requests.return_value, (1, 1))
-    prefetch.has_part.return_value = prefetch.is_complete.return_value = False
-    assert (stream.has_part(), stream.is_complete()) == (False, False)
-    stream.wait_for_part()
-    prefetch.wait_for_part.assert_called_once_with(7, taken=[])
-    prefetch.next_part.side_effect = [(1, ["b"]), (0, ["a"])]
-    assert next(parts) == RolloutPart(index=1, rollouts=["b"])
-    stream.wait_for_part()
-    assert prefetch.wait_for_part.call_args == call(7, taken=[1])
-    prefetch.forget.assert_not_called()
-    assert list(parts) == [RolloutPart(index=0, rollouts=["a"])]
-    prefetch.forget.assert_called_once_with(7)
-    assert (stream.has_part(), stream.is_complete()) == (True, True)
 
 
 def ahead_with(*, under_way=(), rollouts=(), max_staleness=2):
@@ -44,7 +22,7 @@ def test_windows_that_are_not_under_way_are_requested_and_rollouts_are_counted_b
     windows = [RequestedWindow(step, [step]) for step in (4, 5, 6)]
     sent_at = {6: 1, 7: 2, 8: 3, 9: 4}
     part, num_again = ahead.collect(windows, lambda samples, step: [step, *samples], step_of=sent_at)
-    assert prefetch.submit.mock_calls == [call(5, [5, 5], (2,)), call(6, [6, 6], (2,))]
+    assert prefetch.submit.mock_calls == [call(5, [5, 5]), call(6, [6, 6])]
     prefetch.collect.assert_called_once_with(4, min_version=7)
     assert (part.staleness, num_again) == ({0: 2, 1: 1, 2: 1}, 3)
 
@@ -55,7 +33,7 @@ def test_what_was_too_old_and_requested_again_is_noted(again, is_noted):
     source = ahead.source
     source.fence.step_of, source.ranks.rank = {9: 4}, 0
     source.settle.side_effect = lambda attempt, step: (attempt(), again)[1]
-    (part,) = ahead.rollout([RequestedWindow(4, ["x"])])
+    part = ahead.rollout([RequestedWindow(4, ["x"])])
     assert part.staleness == {0: 1}
     prefetch.forget.assert_called_once_with(4)
     noted = [call("asked_again", step=4, num_rollouts=again[0], by_rank=again)] * is_noted
@@ -78,7 +56,7 @@ def test_without_rollouts_each_response_is_empty_and_the_next_images_are_prepare
     template.preparation.collect.return_value = {0: 5, 1: 6}
     samples = [SimpleNamespace(sample_id=index) for index in (0, 1)]
     windows = [RequestedWindow(7, samples), RequestedWindow(8, ["later"])]
-    (part,) = WithoutRollouts(source).rollout(windows)
+    part = WithoutRollouts(source).rollout(windows)
     assert template.preparation.begin.mock_calls == [call(["later"])]
     assert [(one.request_id, one.prompt_token_ids) for one in part.rollouts] == [("7.2.0", (0, 5)), ("7.2.1", (1, 6))]
     assert {(one.response_token_ids, one.finish_reason, one.policy_version) for one in part.rollouts} == {

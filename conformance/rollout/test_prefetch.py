@@ -82,21 +82,21 @@ def until(condition):
 
 
 @settings(max_examples=15, deadline=None)
-@given(parts=st.lists(st.integers(1, 4), min_size=1, max_size=4), num_servers=st.integers(1, 3))
-def test_windows_come_back_whole_and_in_order(parts, num_servers):
-    with opened(Servers(num_servers)) as prefetch:
+@given(size=st.integers(1, 16), pieces=st.integers(1, 4), num_servers=st.integers(1, 3))
+def test_windows_come_back_whole_and_in_order(size, pieces, num_servers):
+    with opened(Servers(num_servers), pieces_per_server=pieces) as prefetch:
         for step in range(3):
-            prefetch.submit(step, requests_of(step, sum(parts)), parts)
+            prefetch.submit(step, requests_of(step, size))
         for step in range(3):
             rollouts, num_dropped = prefetch.collect(step, min_version=1)
-            assert ids_of(rollouts) == list(range(step * sum(parts), (step + 1) * sum(parts)))
+            assert ids_of(rollouts) == list(range(step * size, (step + 1) * size))
             assert num_dropped == 0
 
 
 def test_nothing_is_requested_while_it_is_held():
     servers = Servers()
     with opened(servers, is_open=False) as prefetch:
-        prefetch.submit(0, requests_of(0, 4), (4,))
+        prefetch.submit(0, requests_of(0, 4))
         time.sleep(0.1)
         assert servers.asked == []
         with prefetch.quiet():
@@ -107,9 +107,9 @@ def test_nothing_is_requested_while_it_is_held():
 
 def test_quiet_waits_for_calls_under_way_and_lets_none_begin():
     servers = Servers(1)
-    with opened(servers, callers_per_server=1) as prefetch:
+    with opened(servers, callers_per_server=1, pieces_per_server=2) as prefetch:
         servers.gate.clear()
-        prefetch.submit(0, requests_of(0, 4), (2, 2))
+        prefetch.submit(0, requests_of(0, 4))
         until(lambda: servers.under_way == 1)
         threading.Timer(0.1, servers.gate.set).start()
         with prefetch.quiet():
@@ -128,8 +128,8 @@ def test_quiet_waits_for_calls_under_way_and_lets_none_begin():
 def test_what_has_become_too_old_is_requested_again_and_nothing_else(old, again):
     servers = Servers()
     with opened(servers) as prefetch:
-        prefetch.submit(0, requests_of(0, 6), (6,))
-        until(lambda: prefetch.is_complete(0))
+        prefetch.submit(0, requests_of(0, 6))
+        prefetch.wait_for(0)
         window = prefetch.windows[0]
         for place in old:
             window.rollouts[place] = rollouts_of([window.requests[place]], 0)[0]
@@ -143,14 +143,14 @@ def test_what_has_become_too_old_is_requested_again_and_nothing_else(old, again)
 def test_a_server_that_continues_with_old_weights_is_an_error():
     servers = Servers()
     with opened(servers) as prefetch:
-        prefetch.submit(3, requests_of(3, 2), (2,))
+        prefetch.submit(3, requests_of(3, 2))
         with refused("rollout-too-old", "3"):
             prefetch.collect(3, min_version=2)
         assert len(servers.asked) == 4
     servers = Servers()
     servers.version = 2
     with opened(servers) as prefetch:
-        prefetch.submit(3, requests_of(3, 2), (2,))
+        prefetch.submit(3, requests_of(3, 2))
         assert len(prefetch.collect(3, min_version=2)[0]) == 2
 
 
@@ -160,9 +160,9 @@ def test_an_error_of_a_caller_reaches_the_learner_wherever_it_is(error):
     servers = Servers(1)
     servers.broken = {2: error}
     with opened(servers, callers_per_server=1) as prefetch:
-        prefetch.submit(0, requests_of(0, 1), (1,))
+        prefetch.submit(0, requests_of(0, 1))
         prefetch.collect(0, min_version=1)
-        prefetch.submit(1, requests_of(1, 1), (1,))
+        prefetch.submit(1, requests_of(1, 1))
         with pytest.raises(type(error)) as caught:
             in_thread(prefetch.collect, 1, min_version=1).result(timeout=10)
         assert caught.value is error
@@ -180,7 +180,7 @@ def test_a_caller_that_dies_of_something_unheard_of_is_an_error_of_the_run(monke
     servers = Servers(1)
     servers.broken = {1: Unheard()}
     with opened(servers) as prefetch:
-        prefetch.submit(0, requests_of(0, 1), (1,))
+        prefetch.submit(0, requests_of(0, 1))
         with refused("prefetch-died", "server 0"):
             prefetch.collect(0, min_version=1)
 
@@ -198,7 +198,7 @@ def test_calls_that_nobody_begins_are_an_error_after_a_stated_time(monkeypatch):
     prefetch = Sleepy(servers, GREEDY, PrefetchRules(max_windows=2, callers_per_server=1, stuck_after_s=0.2))
     with prefetch.quiet():
         pass
-    prefetch.submit(0, requests_of(0, 1), (1,))
+    prefetch.submit(0, requests_of(0, 1))
     began = time.monotonic()
     with refused("prefetch-stuck", "prefetch"):
         prefetch.collect(0, min_version=1)
@@ -209,7 +209,7 @@ def test_calls_that_nobody_begins_are_an_error_after_a_stated_time(monkeypatch):
 def test_a_learner_that_waits_before_the_first_sync_is_an_error(monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.02)
     with opened(Servers(), is_open=False, stuck_after_s=0.1) as prefetch:
-        prefetch.submit(0, requests_of(0, 2), (2,))
+        prefetch.submit(0, requests_of(0, 2))
         with pytest.raises(PrefetchStuck) as caught:
             prefetch.collect(0, min_version=1)
         assert "no sync has let them" in caught.value.problem
@@ -223,29 +223,15 @@ def test_a_call_that_takes_longer_than_that_is_none(monkeypatch):
     servers = Servers(1)
     servers.pause_s = 0.4
     with opened(servers, stuck_after_s=0.1) as prefetch:
-        prefetch.submit(0, requests_of(0, 1), (1,))
+        prefetch.submit(0, requests_of(0, 1))
         assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0]
-
-
-def test_parts_are_handed_out_as_they_come_each_once():
-    servers = Servers(2)
-    with opened(servers, callers_per_server=3) as prefetch:
-        prefetch.submit(0, requests_of(0, 6), (2, 2, 2))
-        taken = []
-        while len(taken) < 3:
-            part, rollouts = prefetch.next_part(0, taken=taken)
-            assert ids_of(rollouts) == [2 * part, 2 * part + 1]
-            taken.append(part)
-        assert sorted(taken) == [0, 1, 2]
-        assert [prefetch.has_part(0, taken=each) for each in ([0, 1], taken)] == [True, False]
-        assert ids_of(prefetch.collect(0, min_version=1)[0]) == list(range(6))
 
 
 def test_every_call_is_recorded_once_with_its_time_server_and_version():
     servers = Servers(2)
     servers.pause_s = 0.02
     with opened(servers) as prefetch:
-        prefetch.submit(0, requests_of(0, 3), (3,))
+        prefetch.submit(0, requests_of(0, 3))
         prefetch.collect(0, min_version=1)
         calls = sorted(prefetch.take_calls(), key=lambda call: call.item)
         assert [(call.item.server_index, call.item.start, call.item.stop) for call in calls] == [(0, 0, 2), (1, 2, 3)]

@@ -79,7 +79,7 @@ def test_a_failure_wakes_the_learner_and_lets_the_other_callers_end(monkeypatch)
     prefetch = Prefetch(servers, GREEDY, PrefetchRules(max_windows=1, callers_per_server=2), monitor=monitor)
     with prefetch.quiet():
         monitor.learner_waits.clear()
-    prefetch.submit(0, requests_of(0, 1), (1,))
+    prefetch.submit(0, requests_of(0, 1))
     collecting = in_thread(prefetch.collect, 0, min_version=1)
     assert monitor.learner_waits.wait(30)
     servers.gate.set()
@@ -90,9 +90,9 @@ def test_a_failure_wakes_the_learner_and_lets_the_other_callers_end(monkeypatch)
 
 def test_what_a_restart_has_interrupted_is_requested_before_all_else():
     servers = RestartedAtFirst(1)
-    with opened(servers, callers_per_server=1) as prefetch:
+    with opened(servers, callers_per_server=1, pieces_per_server=2) as prefetch:
         for step in range(2):
-            prefetch.submit(step, requests_of(step, 4), (2, 2))
+            prefetch.submit(step, requests_of(step, 4))
         with pytest.raises(ServerRestarted):
             prefetch.collect(0, min_version=1)
         with prefetch.quiet():
@@ -105,9 +105,9 @@ def test_what_a_restart_has_interrupted_is_requested_before_all_else():
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#10"])
 def test_the_work_of_a_lost_server_is_done_by_the_others():
     """Also what waited for it while it was lost, in this window and the next."""
-    with opened(OneLost(2), callers_per_server=1) as prefetch:
+    with opened(OneLost(2), callers_per_server=1, pieces_per_server=2) as prefetch:
         for step in range(2):
-            prefetch.submit(step, requests_of(step, 8), (2, 2, 2, 2))
+            prefetch.submit(step, requests_of(step, 8))
         for step in range(2):
             assert ids_of(prefetch.collect(step, min_version=1)[0]) == list(range(step * 8, (step + 1) * 8))
 
@@ -117,7 +117,7 @@ def test_the_sync_after_a_restart_waits_for_the_calls_of_other_servers():
     servers = OneRestarted(2)
     servers.gate.clear()
     with opened(servers, callers_per_server=1) as prefetch:
-        prefetch.submit(0, requests_of(0, 4), (4,))
+        prefetch.submit(0, requests_of(0, 4))
         with pytest.raises(ServerRestarted):
             prefetch.collect(0, min_version=1)
         until(lambda: servers.under_way == 1)
@@ -130,8 +130,8 @@ def test_the_sync_after_a_restart_waits_for_the_calls_of_other_servers():
 
 def test_no_call_begins_after_a_restart_until_a_sync_has_ended():
     servers = OneRestarted(2)
-    with opened(servers, callers_per_server=1) as prefetch:
-        prefetch.submit(0, requests_of(0, 8), (2, 2, 2, 2))
+    with opened(servers, callers_per_server=1, pieces_per_server=2) as prefetch:
+        prefetch.submit(0, requests_of(0, 8))
         with pytest.raises(ServerRestarted):
             prefetch.collect(0, min_version=1)
         until(lambda: not any(prefetch.spans_of([], now=0.0)))
@@ -147,7 +147,7 @@ def test_no_call_begins_after_a_restart_until_a_sync_has_ended():
 def test_nothing_is_requested_after_a_sync_that_failed_until_one_has_succeeded():
     servers = Servers()
     with opened(servers, is_open=False) as prefetch:
-        prefetch.submit(0, requests_of(0, 4), (4,))
+        prefetch.submit(0, requests_of(0, 4))
         for _ in range(2):
             with pytest.raises(RolloutError, match="half way"), prefetch.quiet():
                 raise RolloutError("the weights arrived half way", key="sync")

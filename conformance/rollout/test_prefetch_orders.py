@@ -124,7 +124,7 @@ class AheadWorld:
         for step in range(self.num_steps):
             self.fence.sync_if_due(step, lambda: iter(()))
             while asked < min(self.num_steps, step + self.max_staleness + 1):
-                self.prefetch.submit(asked, requests_of(asked, self.size), (self.size,))
+                self.prefetch.submit(asked, requests_of(asked, self.size))
                 asked += 1
             rollouts, _ = self.prefetch.collect(step, min_version=self.servers.policy_version - self.max_staleness)
             self.prefetch.forget(step)
@@ -160,9 +160,9 @@ class Hasty(Prefetch):
 class Early(Prefetch):
     """Calls begin before the first sync."""
 
-    def submit(self, step, requests, parts):
+    def submit(self, step, requests):
         self._held = False
-        super().submit(step, requests, parts)
+        super().submit(step, requests)
 
 
 class Guarded(Prefetch):

@@ -22,12 +22,11 @@ from rollmatch.config import load_config
 from rollmatch.data import Window
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.checkpoint import merged_weights
-from rollmatch.objectives.protocol import TrainingTargets
 from rollmatch.ranks import Ranks
 from rollmatch.report.console import StepConsole
 from rollmatch.rollout.fence import Fence
+from rollmatch.training.packer_state import WindowTargets
 from rollmatch.training.report import PHASES
-from rollmatch.training.streaming import PartTargets
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k"}
@@ -207,8 +206,7 @@ def test_the_age_of_carried_segments_is_seen(tmp_path):
         for v, prompt in zip((3, 5), prompts, strict=True)
     ]
     segments, _ = trainer.learner.objective.target.make_segments(samples, rollouts)
-    made = TrainingTargets(segments=tuple((segment,) for segment in segments))
-    part = PartTargets(index=0, rollouts=rollouts, targets=made, features={})
-    trainer.learn(Window(epoch=0, first_step=0, parts=((0, 1),), num_iterations=1), [part], trainer.report)
+    window = Window(epoch=0, first_step=0, parts=((0, 1),), num_iterations=1)
+    trainer.learn(WindowTargets(window=window, parts=(tuple(segments),)), trainer.report)
     (packed,) = events(trainer, "packed")
     assert (packed["segments"], packed["oldest_policy_version"]) == (2, 3)

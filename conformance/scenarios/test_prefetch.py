@@ -1,7 +1,6 @@
 """prefetch: overlap, staleness, order, and that nobody waits for ever."""
 
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -26,21 +25,20 @@ WINDOW_OF_FOUR = (
 
 
 HERE = ("~.rollout_backend=hf", "~.vllm.max_model_len=null")
-STREAM, AHEAD, PACKED = f"{OVERLAP}=stream", f"{OVERLAP}=ahead", "training.packing=true"
+AHEAD, PACKED = f"{OVERLAP}=ahead", "training.packing=true"
 
 
 @pytest.mark.scenario(
     "prefetch/an-unknown-mode-is-refused",
     "prefetch/a-staleness-of-zero-is-refused",
     "prefetch/a-staleness-of-one-is-accepted",
-    clauses=["prefetch/overlap-is-chosen-in-yaml#1,5,6"],
+    clauses=["prefetch/overlap-is-off-or-ahead#1,4,5"],
 )
 @pytest.mark.parametrize(
     ("bad", "code", "key"),
     [
         ((f"{OVERLAP}=async", *SERVED), "not-a-choice", "overlap"),
-        *(((mode, *where), "overlap-needs-servers", "overlap") for mode in (STREAM, AHEAD) for where in ((), HERE)),
-        ((STREAM, PACKED, *SERVED), "stream-needs-padded-batches", "overlap"),  # rows are chosen from a whole step
+        *(((AHEAD, *where), "overlap-needs-servers", "overlap") for where in ((), HERE)),
         ((AHEAD, PACKED, *SERVED), "carry-needs-staleness", "max_staleness"),  # a segment may wait for a row
         *(((AHEAD, f"{STALENESS}={value}", *SERVED), "out-of-range", "max_staleness") for value in ("0", "-1")),
         *(((AHEAD, f"{STALENESS}={value}", *SERVED), "wrong-type", "max_staleness") for value in ("1.5", "true")),
@@ -56,7 +54,6 @@ def test_what_cannot_overlap_is_refused(bad, code, key):
         ((), "off", 1),
         (SERVED, "off", 1),
         ((f"{OVERLAP}=off", *HERE), "off", 1),
-        ((STREAM, "training.packing=false", *SERVED), "stream", 1),
         ((AHEAD, *SERVED), "ahead", 1),
         ((AHEAD, PACKED, f"{STALENESS}=2", *SERVED), "ahead", 2),
         ((AHEAD, f"{STALENESS}=7", *SERVED), "ahead", 7),
@@ -65,6 +62,14 @@ def test_what_cannot_overlap_is_refused(bad, code, key):
 def test_what_can_overlap_is_accepted(overrides, overlap, staleness):
     matching = config_with(*overrides).custom.extra.rollout_matching
     assert (matching.overlap, matching.max_staleness) == (overlap, staleness)
+
+
+@pytest.mark.scenario("prefetch/the-removed-mode-is-refused", clauses=["prefetch/overlap-is-off-or-ahead#6"])
+def test_the_removed_mode_and_its_key_are_refused():
+    with refused("not-a-choice", f"{LONG}.overlap", problem="stream is removed", remedy="Set it to ahead"):
+        config_with(f"{OVERLAP}=stream", *SERVED)
+    with refused("removed-key", f"{LONG}.graphs_kept", remedy="overlap stream"):
+        config_with("~.graphs_kept=2", f"{OVERLAP}=ahead", *SERVED)
 
 
 def samples_asked(servers):
@@ -87,7 +92,7 @@ def samples_asked(servers):
 def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_requested_again(step_of, num_times, age):
     servers = Servers(version=3)
     with opened(servers) as prefetch:
-        prefetch.submit(7, requests_of(0, 4), (4,))
+        prefetch.submit(7, requests_of(0, 4))
         prefetch.wait_for(7)
         with prefetch.quiet():
             servers.version = max(step_of)
@@ -112,13 +117,8 @@ def test_the_staleness_counts_optimizer_steps_to_the_last_of_a_window(overrides,
     ahead = make_overlap(config_with(*SERVED, f"{OVERLAP}=ahead", *overrides), source)
     ahead.prefetch.close()
     assert (ahead.lead, ahead.max_staleness) == (lead, oldest)
-    stream = make_overlap(config_with(*SERVED, f"{OVERLAP}=stream"), source)
-    stream.prefetch.close()
-    one_window = stream.prefetch.rules
-    assert one_window.max_windows == 1 <= one_window.callers_per_server
-    assert ahead.prefetch.rules == replace(
-        one_window, max_windows=lead + 1, callers_per_server=lead * one_window.callers_per_server
-    )
+    rules = ahead.prefetch.rules
+    assert (rules.max_windows, rules.callers_per_server) == (lead + 1, lead)
 
 
 @pytest.mark.scenario(clauses=["prefetch/a-stuck-prefetcher-is-an-error#2"])
@@ -126,14 +126,14 @@ def test_what_waits_to_be_learnt_is_bounded_in_number_and_in_bytes():
     servers = Servers()
     with opened(servers, max_windows=2, callers_per_server=1, max_bytes=16) as prefetch:  # each rollout counts 16
         for step in (0, 1):
-            prefetch.submit(step, requests_of(step, 4), (1, 1, 1, 1))
+            prefetch.submit(step, requests_of(step, 4))
         with refused("prefetch-overfull", "2"):
-            prefetch.submit(2, requests_of(2, 4), (4,))
+            prefetch.submit(2, requests_of(2, 4))
         prefetch.wait_for(0)
         time.sleep(0.2)
         assert samples_asked(servers) == [0, 1, 2, 3], "nothing of the second window while the first one waits"
         for step in (0, 1):
             assert len(prefetch.collect(step, min_version=1)[0]) == 4
             prefetch.forget(step)
-        prefetch.submit(2, requests_of(2, 4), (4,))
+        prefetch.submit(2, requests_of(2, 4))
         assert len(prefetch.collect(2, min_version=1)[0]) == 4

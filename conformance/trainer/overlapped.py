@@ -8,7 +8,7 @@ from itertools import count
 from conformance.trainer.small_run import events, make_trainer
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.overlap import Ahead, Lockstep, Stream
+from rollmatch.rollout.overlap import Ahead, Lockstep
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 
 
@@ -70,16 +70,14 @@ def attach_servers(trainer, mode="off", max_staleness=1, lead=None, pieces=1, ca
     servers, lead = CopyServers(trainer), max_staleness if lead is None else lead
     fence = Fence(servers, trainer.source.ranks, trainer.source.journal)
     if mode != "off":
-        rules = PrefetchRules(
-            max_windows=1 if mode == "stream" else lead + 1, callers_per_server=callers, pieces_per_server=pieces
-        )
+        rules = PrefetchRules(max_windows=lead + 1, callers_per_server=callers, pieces_per_server=pieces)
         prefetch = Prefetch(servers, trainer.source.decoding, rules)
         fence.quiet = prefetch.quiet
     source = trainer.source = dataclasses.replace(trainer.source, fence=fence)
     if mode == "ahead":
         trainer.overlap = Ahead(source, prefetch, max_staleness=max_staleness, lead=lead)
     else:
-        trainer.overlap = Stream(source, prefetch) if mode == "stream" else Lockstep(source)
+        trainer.overlap = Lockstep(source)
     return servers
 
 

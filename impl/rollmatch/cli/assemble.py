@@ -35,7 +35,7 @@ from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.overlap import Ahead, Lockstep, Overlap, Stream, WithoutRollouts
+from rollmatch.rollout.overlap import Ahead, Lockstep, Overlap, WithoutRollouts
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.source import RolloutSource
@@ -135,7 +135,6 @@ def make_parts(
         reference=_load_reference(config, model),
         reference_in_batch=effective.reference_in_batch(config),
         scores_waiting=config.custom.learns_from_rewards and effective.old_logprobs(config) == "current",
-        graphs_kept=rules.graphs_kept,
         lengths=LengthRules(
             max_len=config.global_max_length,
             overlong=config.overlong,
@@ -178,21 +177,20 @@ def make_overlap(config: RunConfig, source: RolloutSource) -> Overlap:
         return WithoutRollouts(source)
     if rules.overlap == "off":
         return Lockstep(source)
-    streams = rules.overlap == "stream"
     lead = effective.num_windows_ahead(config)
     servers = cast(ServerBackend, source.fence.backend)
     ranks, num_servers = source.ranks, servers.num_servers
     together = effective.calls_together(config, num_servers=num_servers, learner_world_size=ranks.learner_world_size)
     bounds = PrefetchRules(
-        max_windows=1 if streams else lead + 1,
-        callers_per_server=together if streams else lead * together,
+        max_windows=lead + 1,
+        callers_per_server=lead * together,
         pieces_per_server=rules.pieces_per_server,
         first_server=first_server(ranks.rank, ranks.learner_world_size, num_servers),
     )
     prefetch = Prefetch(servers, source.decoding, bounds)
     source.fence.quiet = prefetch.quiet
     oldest = effective.staleness_when_learning_begins(config)
-    return Stream(source, prefetch) if streams else Ahead(source, prefetch, max_staleness=oldest, lead=lead)
+    return Ahead(source, prefetch, max_staleness=oldest, lead=lead)
 
 
 def make_backend(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.strategy import read_strategy
 from rollmatch.errors import ConfigError
@@ -54,15 +53,6 @@ def _fixed_batches(config: RunConfig) -> Iterator[ConfigError]:
         )
 
 
-def _streamed(config: RunConfig) -> Iterator[ConfigError]:
-    key = f"{ROLLOUT_MATCHING}.overlap"
-    if config.training.tokens_per_micro_batch is not None and config.custom.extra.rollout_matching.overlap == "stream":
-        problem = f"is stream, but {TOKENS} makes passes from all segments of a step"
-        yield ConfigError(
-            problem, code="stream-needs-parts", key=key, remedy="Set it to ahead or off, or remove the other."
-        )
-
-
 def _row_attention(config: RunConfig) -> Iterator[ConfigError]:
     if config.training.tokens_per_micro_batch is not None and config.model.attn_impl != "packed":
         problem = f"is set, but attention {config.model.attn_impl} would let the segments of a row see each other"
@@ -92,7 +82,6 @@ BATCH_RULES: tuple[Rule, ...] = (
         ),
         check=_fixed_batches,
     ),
-    Rule(reads=(TOKENS, f"{ROLLOUT_MATCHING}.overlap"), check=_streamed),
     Rule(reads=(TOKENS, "model.attn_impl"), check=_row_attention),
     Rule(reads=(TOKENS, "training.strategy"), check=_row_strategy),
 )

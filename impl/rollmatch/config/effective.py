@@ -167,11 +167,10 @@ def calls_together(config: RunConfig, *, num_servers: int, learner_world_size: i
     Then it is half of the share, or less where that fills the server's engines and leaves one call waiting there.
     """
     rules = config.custom.extra.rollout_matching
-    parts = config.training.gradient_accumulation_steps if rules.overlap == "stream" else 1
     if rules.pieces_per_server == 1:
-        return parts
+        return 1
     share = -(-_rollouts_per_window(config) // num_servers)
-    pieces = min(share, max(rules.pieces_per_server, -(-parts // num_servers)))
+    pieces = min(share, rules.pieces_per_server)
     half, at_once = -(-pieces // 2), _requests_at_once(config)
     if at_once is None:
         return half

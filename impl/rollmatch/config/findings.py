@@ -21,6 +21,7 @@ REMOVED: Mapping[str, str] = MappingProxyType(
         f"{ROLLOUT_MATCHING}.top_p": f"Use {ROLLOUT_MATCHING}.decoding.top_p.",
         f"{ROLLOUT_MATCHING}.top_k": f"Use {ROLLOUT_MATCHING}.decoding.top_k.",
         f"{ROLLOUT_MATCHING}.rollout_buffer": "Remove it: asynchronous prefetch replaces it.",
+        f"{ROLLOUT_MATCHING}.graphs_kept": "Remove it: overlap stream, which read it, is removed.",
         f"{ROLLOUT_MATCHING}.post_rollout_pack_scope": "Remove it: left-over segments are carried to the next row.",
         "training.packing_length": "Use global_max_length, which is the length of a packed row.",
         "rollout_matching": f"Move it to {ROLLOUT_MATCHING}.",
@@ -123,6 +124,7 @@ _RANGE = ("out-of-range", "Choose a value in that range.")
 _CODES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "missing": ("missing-key", "Add it; it has no default."),
+        "stream_removed": ("not-a-choice", "Set it to ahead, which is faster, or to off."),
         "literal_error": ("not-a-choice", "Choose one of them."),
         "regex_white_space": ("regex-white-space", "Write it on one line, without YAML folding."),
         "regex_malformed": ("regex-malformed", "Correct the expression."),

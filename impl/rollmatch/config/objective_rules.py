@@ -142,8 +142,6 @@ def _overlap_variant(config: RunConfig) -> Iterator[ConfigError]:
         )
     elif config.custom.extra.environment.name is not None:
         why, remedy = "later turns of an episode would be written by newer weights than its first", "Set it to off."
-    elif overlap == "stream":
-        why, remedy = "a completion is compared with those of its whole window", "Set it to ahead or off."
     else:
         return
     problem = f"is {overlap}, but custom.trainer_variant is {variant}: {why}"
@@ -166,14 +164,6 @@ def _packed(config: RunConfig) -> Iterator[ConfigError]:
         problem = "is 1, which leaves no step in advance: with training.packing a segment may wait a step for its row"
         remedy = "Set it to 2, or training.packing to false."
         yield ConfigError(problem, code="carry-needs-staleness", key=STALENESS, remedy=remedy)
-    if rules.overlap == "stream":
-        problem = "is stream, but training.packing fills each row from all segments of its step"
-        yield ConfigError(
-            problem,
-            code="stream-needs-padded-batches",
-            key=OVERLAP,
-            remedy="Set training.packing to false, or overlap ahead.",
-        )
 
 
 def _window(config: RunConfig) -> Iterator[ConfigError]:

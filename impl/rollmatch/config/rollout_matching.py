@@ -3,6 +3,7 @@
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from rollmatch.config.connection import ServerConfig
 from rollmatch.config.section import (
@@ -102,6 +103,12 @@ ANSWER_FORMATS = ("coord_tokens", "integers", "qwen3_vl", "qwen2_5_vl")
 """Names that ``answer_format`` knows."""
 
 
+def _not_stream(value: object) -> object:
+    if value == "stream":
+        raise PydanticCustomError("stream_removed", "Input should be 'off' or 'ahead': stream is removed")
+    return value
+
+
 class RolloutMatchingConfig(Section):
     """Generation (for every trainer_variant), and matching and losses of rollout_matching_sft."""
 
@@ -126,16 +133,15 @@ class RolloutMatchingConfig(Section):
     """Values above 1 make tokens that already occurred less probable. Unit: ratio."""
     decoding: DecodingConfig = DecodingConfig()
     """Sampling parameters of a response."""
-    overlap: Literal["off", "stream", "ahead"] = "off"
-    """Generate while the learner learns. off: one after the other. stream: learn from each rollout of the step on
-    arrival, on-policy. ahead: request the rollouts of later steps early, off-policy by up to max_staleness."""
+    overlap: Annotated[
+        Literal["off", "ahead"], BeforeValidator(_not_stream, json_schema_input_type=Literal["off", "ahead"])
+    ] = "off"
+    """Generate while the learner learns. off: one after the other. ahead: request the rollouts of later steps early,
+    off-policy by up to max_staleness."""
     max_staleness: Count = 1
     """overlap: ahead only. Largest age of a rollout when it is learned from, counted between the weights that generated
     it and the current ones. Older rollouts are generated again, never learned from. 1 is fastest; higher values
     lengthen each sync. Unit: optimizer steps."""
-    graphs_kept: Count = 1
-    """overlap: stream only. Autograd graphs kept until the step is complete; each one costs the memory of a micro-batch
-    and saves a second backward pass. Unit: micro-batches."""
     pieces_per_server: Count = 1
     """overlap only. Calls into which a server's share of a step is divided; calls that have not started move to an idle
     server. 1 disables work stealing. Unit: calls."""

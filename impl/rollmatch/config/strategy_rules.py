@@ -26,13 +26,8 @@ def _readable(config: RunConfig) -> Iterator[ConfigError]:
     except ConfigError as error:
         yield error
         return
-    rules = config.custom.extra.rollout_matching
     if strategy.engine == "ddp":
         return
-    if rules.overlap == "stream":
-        problem = f"is stream, but {config.training.strategy} adds up gradients once a micro-batch"
-        remedy = f"Set it to ahead or off, or {KEY} to ddp."
-        yield ConfigError(problem, code="strategy-with-stream", key=f"{ROLLOUT_MATCHING}.overlap", remedy=remedy)
     if strategy.engine == "deepspeed" and effective.rollout_backend(config) == "hf":
         problem = f"is hf, but {config.training.strategy} generates with no policy of its own"
         key, remedy = f"{ROLLOUT_MATCHING}.rollout_backend", f"Set it to vllm, or {KEY} to fsdp2 or ddp."
@@ -43,7 +38,7 @@ def _readable(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(problem, code="strategy-saves-all", key=key, remedy=remedy)
 
 
-_READ = ("overlap", "rollout_backend", "vllm.mode")
+_READ = ("rollout_backend", "vllm.mode")
 STRATEGY_RULES: tuple[Rule, ...] = (
     Rule(reads=("training.extra_arguments",), check=_own_key),
     Rule(reads=(KEY, "training.extra_arguments", *(f"{ROLLOUT_MATCHING}.{name}" for name in _READ)), check=_readable),

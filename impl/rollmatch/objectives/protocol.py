@@ -113,16 +113,6 @@ class Objective(Supervisor, Protocol):
         """One rollout per held-out sample, in order; all ranks hold them all."""
 
 
-class Divisible(Objective, Protocol):
-    """An objective whose loss is a sum of parts, each over a total of its own; ``overlap: stream`` needs one."""
-
-    def undivided(self, logits: Logits, batch: MicroBatch) -> tuple[Tensor, ...]:
-        """The parts of a micro-batch's loss before they are divided."""
-
-    def divisors_of(self, totals: Any) -> tuple[float, ...]:
-        """What each part is divided by; parts are in the order of ``term_names``."""
-
-
 class PolicyObjective(Objective, Protocol):
     """An objective that compares log-probabilities of the policy with those of other weights."""
 

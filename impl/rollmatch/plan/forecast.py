@@ -210,8 +210,6 @@ class Forecaster:
         overlap = self.config.custom.extra.rollout_matching.overlap
         if overlap == "ahead":
             return max(rollout, learn)
-        if overlap == "stream":
-            return max(learn, rollout + learn / self.config.training.gradient_accumulation_steps)
         return rollout + learn
 
     @property

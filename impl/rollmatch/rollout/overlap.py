@@ -2,14 +2,13 @@
 
 ===================  ===============================================================================
 ``Lockstep``         rollouts of a step are generated, then learnt from
-``Stream``           a step is learnt part by part while its rollouts arrive; strictly on-policy
 ``Ahead``            rollouts of later windows are generated while the learner learns from this one
 ``WithoutRollouts``  every response is empty; images of the next window are prepared meanwhile
 ===================  ===============================================================================
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -31,17 +30,13 @@ class RequestedWindow(NamedTuple):
     """Its first optimizer step."""
     samples: Sequence[Sample]
     """One entry per rollout."""
-    parts: tuple[int, ...] = ()
-    """Sizes of the consecutive parts that ``Stream`` yields; empty: one part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutPart:
-    """Rollouts of a part of a window, in order."""
+class GeneratedWindow:
+    """The rollouts of a window, in order."""
 
     rollouts: list[Rollout]
-    index: int = 0
-    """Of the part, where a window has several."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     """Optimizer steps since the weights that generated a rollout -> number of rollouts; empty: none."""
     features: dict[int, ImageFeatures] | None = None
@@ -64,71 +59,26 @@ class Overlap(Protocol):
         """Windows that are requested in advance."""
 
     @property
-    def streams(self) -> bool:
-        """Whether a step begins to learn before all of its rollouts are there."""
-
-    @property
     def needs_weights(self) -> bool:
         """Whether each step sends its weights to the rollout side."""
 
-    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
-        """The parts of the first window as they become complete; the ``lead`` windows behind it are requested."""
+    def rollout(self, windows: Sequence[RequestedWindow]) -> GeneratedWindow:
+        """The rollouts of the first window; the ``lead`` windows behind it are requested."""
 
 
 class Lockstep:
     """Generate, then learn."""
 
-    prefetch, lead, streams, needs_weights = None, 0, False, True
+    prefetch, lead, needs_weights = None, 0, True
 
     def __init__(self, source: RolloutSource) -> None:
         self.source = source
 
-    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
-        """As ``Overlap``: one part."""
+    def rollout(self, windows: Sequence[RequestedWindow]) -> GeneratedWindow:
+        """As ``Overlap``."""
         (window,) = windows
         self.source.template.preparation.begin(window.samples)
-        yield RolloutPart(rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
-
-
-class Stream:
-    """Parts of one window in the order in which they become complete."""
-
-    lead, streams, needs_weights = 0, True, True
-
-    def __init__(self, source: RolloutSource, prefetch: Prefetch) -> None:
-        self.source, self.prefetch = source, prefetch
-        self._step: int | None = None
-        self._taken: list[int] = []
-
-    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
-        """As ``Overlap``. Errors: those of ``Prefetch.collect``."""
-        window = windows[0]
-        self._step, self._taken = window.step, []
-        self.source.template.preparation.begin(window.samples)
-        self.prefetch.submit(window.step, self.source.make_requests(window.samples, window.step), window.parts)
-        return self._parts(window)
-
-    def has_part(self) -> bool:
-        """Whether the next part can be had without waiting, or nothing is left to wait for. Errors: those of calls."""
-        return self._step is None or self.prefetch.has_part(self._step, taken=self._taken)
-
-    def is_complete(self) -> bool:
-        """Whether all rollouts of the window have arrived."""
-        return self._step is None or self.prefetch.is_complete(self._step)
-
-    def wait_for_part(self) -> None:
-        """Wait until the next part can be had. Errors: those of the calls, ``ServerRestarted``."""
-        if self._step is not None:
-            self.prefetch.wait_for_part(self._step, taken=self._taken)
-
-    def _parts(self, window: RequestedWindow) -> Iterator[RolloutPart]:
-        while len(self._taken) < len(window.parts):
-            index, rollouts = self.prefetch.next_part(window.step, taken=self._taken)
-            self._taken.append(index)
-            if len(self._taken) == len(window.parts):
-                self.prefetch.forget(window.step)
-                self._step = None
-            yield RolloutPart(index=index, rollouts=rollouts)
+        return GeneratedWindow(rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
 
 
 class Ahead:
@@ -140,28 +90,29 @@ class Ahead:
     what is too old follow from the step, and from which version was sent at which step.
     """
 
-    streams, needs_weights = False, True
+    needs_weights = True
 
     def __init__(self, source: RolloutSource, prefetch: Prefetch, *, max_staleness: int, lead: int) -> None:
         self.source, self.prefetch = source, prefetch
         self.max_staleness = max_staleness
         self.lead = lead
 
-    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
-        """As ``Overlap``: one part. Errors: those of ``Prefetch.collect``."""
-        source, parts, step = self.source, list[RolloutPart](), windows[0].step
+    def rollout(self, windows: Sequence[RequestedWindow]) -> GeneratedWindow:
+        """As ``Overlap``. Errors: those of ``Prefetch.collect``."""
+        source, step = self.source, windows[0].step
+        generated: list[GeneratedWindow] = []
         source.template.preparation.begin(windows[0].samples)
 
         def attempt() -> int:
-            part, num_again = self.collect(windows, source.make_requests, step_of=source.fence.step_of)
-            parts[:] = [part]
+            window, num_again = self.collect(windows, source.make_requests, step_of=source.fence.step_of)
+            generated[:] = [window]
             return num_again
 
         again = source.settle(attempt, step=step)
         self.prefetch.forget(step)
         if any(again):
             source.journal.write("asked_again", step=step, num_rollouts=again[source.ranks.rank], by_rank=again)
-        yield parts[0]
+        return generated[0]
 
     def min_version(self, step: int, step_of: Mapping[int, int]) -> int:
         """The oldest version that may be learnt from at ``step``; ``step_of``: version -> the step it was sent at.
@@ -182,7 +133,7 @@ class Ahead:
 
     def collect(
         self, windows: Sequence[RequestedWindow], make_requests: MakeRequests, *, step_of: Mapping[int, int]
-    ) -> tuple[RolloutPart, int]:
+    ) -> tuple[GeneratedWindow, int]:
         """Request the windows that are not under way yet, then wait for the first. Errors: as ``Prefetch.collect``.
 
         Returns also how many of its rollouts had become too old and were generated again.
@@ -190,11 +141,11 @@ class Ahead:
         for window in windows:
             if window.step not in self.prefetch.windows:
                 requests = make_requests(window.samples, window.step)
-                self.prefetch.submit(window.step, requests, (len(requests),))
+                self.prefetch.submit(window.step, requests)
         step = windows[0].step
         rollouts, num_again = self.prefetch.collect(step, min_version=self.min_version(step, step_of))
         ages = Counter(step - step_of[rollout.policy_version] for rollout in rollouts)
-        return RolloutPart(rollouts=rollouts, staleness=dict(sorted(ages.items()))), num_again
+        return GeneratedWindow(rollouts=rollouts, staleness=dict(sorted(ages.items()))), num_again
 
 
 class WithoutRollouts:
@@ -203,13 +154,13 @@ class WithoutRollouts:
     Weights are sent for evaluations only. The images of the next window are prepared while this one is learnt.
     """
 
-    prefetch, lead, streams, needs_weights = None, 1, False, False
+    prefetch, lead, needs_weights = None, 1, False
 
     def __init__(self, source: RolloutSource) -> None:
         self.source = source
 
-    def rollout(self, windows: Sequence[RequestedWindow]) -> Iterator[RolloutPart]:
-        """As ``Overlap``: one part, of empty responses."""
+    def rollout(self, windows: Sequence[RequestedWindow]) -> GeneratedWindow:
+        """As ``Overlap``; every response is empty."""
         window, template = windows[0], self.source.template
         features = template.preparation.collect(window.samples)
         for coming in windows[1:]:
@@ -226,4 +177,4 @@ class WithoutRollouts:
                     policy_version=self.source.policy_version,
                 )
             )
-        yield RolloutPart(rollouts=rollouts, features=features)
+        return GeneratedWindow(rollouts=rollouts, features=features)

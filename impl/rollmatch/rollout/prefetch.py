@@ -68,14 +68,14 @@ class Prefetch:
             for _ in range(rules.callers_per_server):
                 self.monitor.start(partial(self._call, server), name=f"rollout-caller-{server}")
 
-    def submit(self, step: int, requests: Sequence[RolloutRequest], parts: Sequence[int]) -> None:
+    def submit(self, step: int, requests: Sequence[RolloutRequest]) -> None:
         """Put a window behind those that are on their way. Errors: ``PrefetchOverfull``."""
         with self.monitor:
             if len(self.windows) >= self.rules.max_windows:
                 problem = f"step {step} is requested while steps {sorted(self.windows)} are on their way"
                 raise PrefetchOverfull(problem, key=str(step), remedy="This is a bug; report it.")
-            self.windows[step] = PendingWindow(step, tuple(requests), tuple(parts))
-            for item in self.rules.cut(step, parts, self.backend.num_servers):
+            self.windows[step] = PendingWindow(step, tuple(requests))
+            for item in self.rules.cut(step, len(requests), self.backend.num_servers):
                 self._queues[item.server_index].append(item)
             self.monitor.notify()
 
@@ -108,32 +108,6 @@ class Prefetch:
         with self.monitor:
             window = self.windows.get(step)
             self._wait(lambda: window is None or window.is_complete)
-
-    def next_part(self, step: int, *, taken: Sequence[int]) -> tuple[int, list[Rollout]]:
-        """A complete part that was not taken yet, the lowest of several. The window stays. Errors: as ``collect``."""
-        with self.monitor:
-            window = self.windows[step]
-            self._wait(lambda: bool(window.untaken_parts(taken)))
-            part = min(window.untaken_parts(taken))
-            start, stop = window.span(part)
-            return part, [rollout for rollout in window.rollouts[start:stop] if rollout is not None]
-
-    def has_part(self, step: int, *, taken: Sequence[int]) -> bool:
-        """Whether ``next_part`` would not wait. Errors: those of the calls."""
-        with self.monitor:
-            self._raise_failure()
-            return bool(self.windows[step].untaken_parts(taken))
-
-    def wait_for_part(self, step: int, *, taken: Sequence[int]) -> None:
-        """Until ``has_part``. Errors: as ``collect``."""
-        with self.monitor:
-            window = self.windows[step]
-            self._wait(lambda: bool(window.untaken_parts(taken)))
-
-    def is_complete(self, step: int) -> bool:
-        """Whether a window waits for nothing any more."""
-        with self.monitor:
-            return self.windows[step].is_complete
 
     def check(self) -> None:
         """Raise what a caller has failed with; called between two micro-batches."""
@@ -176,7 +150,7 @@ class Prefetch:
     def _ask_again(self, window: PendingWindow, indices: Sequence[int]) -> None:
         """One item per run of neighbours of one server, before everything else."""
         servers = [0] * len(window.requests)
-        for item in self.rules.cut(window.step, window.parts, self.backend.num_servers):
+        for item in self.rules.cut(window.step, len(window.requests), self.backend.num_servers):
             servers[item.start : item.stop] = [item.server_index] * (item.stop - item.start)
         for _, group in groupby(enumerate(indices), key=lambda pair: (pair[1] - pair[0], servers[pair[1]])):
             run = [index for _, index in group]

@@ -64,6 +64,6 @@ class PrefetchRules:
     """Of rollouts that wait; beyond it only the window that is learnt next is asked for."""
     stuck_after_s: float = 8.0
 
-    def cut(self, step: int, parts: Sequence[int], num_servers: int) -> list[WorkItem]:
+    def cut(self, step: int, num_requests: int, num_servers: int) -> list[WorkItem]:
         """This rank's work items of a window, as ``cut_work_items``."""
-        return cut_work_items(step, parts, num_servers, pieces=self.pieces_per_server, first=self.first_server)
+        return cut_work_items(step, num_requests, num_servers, pieces=self.pieces_per_server, first=self.first_server)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 
 from rollmatch.records import Rollout, RolloutRequest, rounded
 from rollmatch.rollout.work_items import WorkItem
@@ -30,18 +29,15 @@ BYTES_PER_ID = 8
 
 @dataclass(slots=True)
 class PendingWindow:
-    """Requests of a step in the learner's order, cut in parts (micro-batches), and the answers that have come."""
+    """Requests of a step in the learner's order, and the answers that have come."""
 
     step: int
     requests: tuple[RolloutRequest, ...]
-    parts: tuple[int, ...]
-    """Sizes of consecutive parts; they sum to the number of requests."""
     rollouts: list[Rollout | None] = field(init=False)
     num_again: int = 0
     """Rollouts that became too old and were requested again."""
 
     def __post_init__(self) -> None:
-        assert sum(self.parts) == len(self.requests), "the parts make up the window"
         self.rollouts = [None] * len(self.requests)
 
     @property
@@ -61,24 +57,6 @@ class PendingWindow:
     def put(self, item: WorkItem, rollouts: Sequence[Rollout]) -> None:
         """Store the rollouts of one item."""
         self.rollouts[item.start : item.stop] = list(rollouts)
-
-    def untaken_parts(self, taken: Sequence[int]) -> list[int]:
-        """Indices of the parts whose every request has been answered, without those that were taken.
-
-        >>> PendingWindow(step=0, requests=("a", "b"), parts=(0, 0, 2)).untaken_parts([1])
-        [0]
-        """
-        ends = enumerate(pairwise(accumulate(self.parts, initial=0)))
-        return [part for part, (start, stop) in ends if part not in taken and None not in self.rollouts[start:stop]]
-
-    def span(self, part: int) -> tuple[int, int]:
-        """First index of a part and the index after its last.
-
-        >>> PendingWindow(step=0, requests=("a", "b", "c"), parts=(2, 1)).span(1)
-        (2, 3)
-        """
-        start = sum(self.parts[:part])
-        return start, start + self.parts[part]
 
     def drop_older(self, min_version: int) -> list[int]:
         """Forget rollouts of versions below ``min_version``; returns their indices, ascending."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 Item = TypeVar("Item")
@@ -77,27 +77,21 @@ class WorkItem(NamedTuple):
         return items[self.start : self.stop]
 
 
-def cut_work_items(step: int, parts: Sequence[int], num_servers: int, *, pieces: int, first: int) -> list[WorkItem]:
-    """The servers' chunks of a window, cut again where a part of it ends; ``parts`` are sizes, in order.
+def cut_work_items(step: int, num_requests: int, num_servers: int, *, pieces: int, first: int) -> list[WorkItem]:
+    """The servers' chunks of a window, each cut in so many even ``pieces``, as far as it has requests.
 
-    Each chunk is also cut in so many even ``pieces``, as far as it has requests. ``first``: as in ``cut_chunks``.
+    ``first``: as in ``cut_chunks``. Which server generates a rollout depends on the chunk alone, so that every mode
+    requests the same sample from the same server.
 
-    Which server writes a rollout depends on the chunk alone, so that every mode requests from the same server the same
-    sample; smaller parts only come back earlier. Six requests in parts of 2 over 2 servers:
-
-    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (2, 2, 2), 2, pieces=1, first=0)]
-    [(0, 0, 2), (0, 2, 3), (1, 3, 4), (1, 4, 6)]
-    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (6,), 2, pieces=1, first=1)]
+    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, 6, 2, pieces=1, first=1)]
     [(1, 0, 3), (0, 3, 6)]
-    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, (6,), 2, pieces=2, first=0)]
+    >>> [(item.server_index, item.start, item.stop) for item in cut_work_items(0, 6, 2, pieces=2, first=0)]
     [(0, 0, 2), (0, 2, 3), (1, 3, 5), (1, 5, 6)]
     """
-    ends = list(accumulate(parts, initial=0))
     work_items = []
-    for chunk in cut_chunks(ends[-1], num_servers, first=first):
-        evenly = [chunk.start - (-chunk.num_requests * place // pieces) for place in range(pieces + 1)]
-        inside = [end for end in ends if chunk.start < end < chunk.stop]
-        for start, stop in pairwise(sorted({*evenly, *inside})):
+    for chunk in cut_chunks(num_requests, num_servers, first=first):
+        ends = {chunk.start - (-chunk.num_requests * place // pieces) for place in range(pieces + 1)}
+        for start, stop in pairwise(sorted(ends)):
             work_items.append(WorkItem(step, chunk.server_index, start, stop))
     return work_items
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.protocol import Objective, TrainingTargets
@@ -23,7 +22,6 @@ WORTH = ("reward", "f1")
 """Figures of an objective that say how good one completion is."""
 BUSY = ("target", "pack", "learn")
 """Phases in which the learner works; the others are sync and waiting."""
-Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,15 +143,6 @@ class StepReport:
             now = time.time()
             self.spans.append((name, now - seconds, now))
 
-    def timed(self, name: str, parts: Iterator[Part]) -> Iterator[Part]:
-        """The same parts; the time until each is there is added to a phase."""
-        while True:
-            with self.phase(name):
-                part = next(parts, None)
-            if part is None:
-                return
-            yield part
-
     def end_learning(self) -> None:
         """All that was no other phase since learning began was learning."""
         reached, now = self.learn_began, time.time()
@@ -164,7 +153,7 @@ class StepReport:
             reached = end
 
     def add_targets(self, made: TrainingTargets) -> None:
-        """Count what was too long; a streamed step calls this for each part."""
+        """Count what was too long."""
         self.num_cut += made.num_cut
         self.num_skipped += made.num_skipped
 
@@ -223,8 +212,8 @@ class StepReport:
             "policy_version": min((rollout.policy_version for rollout in rollouts), default=policy_version),
         }
 
-    def packed(self, *, order: Sequence[int] = ()) -> dict[str, object]:
-        """Fields of the journal's ``packed`` event; ``order`` is that of learning, where it is another."""
+    def packed(self) -> dict[str, object]:
+        """Fields of the journal's ``packed`` event."""
         batches = self.batches
         return {
             "step": self.step,
@@ -235,7 +224,6 @@ class StepReport:
             "fill": rounded(sum(batch.fill for batch in batches) / len(batches)),
             "oldest_policy_version": min(segment.policy_version for batch in batches for segment in batch.segments),
             "carried": self.num_carried,
-            **({"order": list(order)} if order else {}),
         }
 
     def times(self, prefetch: Prefetch | None) -> tuple[dict[str, float], dict[str, object]]:

@@ -57,8 +57,6 @@ class Learner:
     """Whether each micro-batch is scored by the policy without its adapters before it is learnt from."""
     scores_waiting: bool
     """Whether segments that wait for a row of a later step need old log-probabilities."""
-    graphs_kept: int
-    """Graphs of micro-batches that are kept until the totals of a streamed step are known."""
     lengths: LengthRules
     """The longest segment."""
 

@@ -7,7 +7,7 @@ rollouts (``get_batch_samples``), the loss is the objective's (``compute_loss``)
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,23 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
-from rollmatch.data.order import check_order, split_evenly
+from rollmatch.data.order import check_order
 from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import Passes
-from rollmatch.learn.early import EarlyGradients
 from rollmatch.learn.head import Logits, Scoring, logprobs_of
 from rollmatch.learn.score import SegmentScorer
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import head_worth_avoiding
 from rollmatch.objectives.protocol import ObjectiveContext, Terms, TrainingTargets
 from rollmatch.records import Rollout, Sample
-from rollmatch.rollout.overlap import Ahead, Overlap, RequestedWindow, RolloutPart, Stream
+from rollmatch.rollout.overlap import Ahead, GeneratedWindow, Overlap, RequestedWindow
 from rollmatch.rollout.source import RolloutSource
 from rollmatch.training.evaluation import evaluate_policy, keep_evaluation
 from rollmatch.training.packer_state import WindowTargets
 from rollmatch.training.report import StepReport
 from rollmatch.training.segment_trainer import Learner, SegmentTrainer
-from rollmatch.training.streaming import PartTargets, StreamedStep
 from rollmatch.weights.named_weights import named_weights
 
 
@@ -63,9 +61,8 @@ class RolloutTrainer(SegmentTrainer):
         self.order = ReusedOrder(LearnerOrder(num_samples, seed=self.args.seed), shape)
         self.plan = WindowPlan(num_samples, seed=self.args.seed, shape=shape, rank=source.ranks.rank)
         self.window_targets: WindowTargets | None = None
-        self.streamed: StreamedStep | None = None
         self.totals: object = None
-        """What the optimizer step supervises, over all micro-batches and ranks; None while that is not known."""
+        """What the optimizer step supervises, over all micro-batches and ranks."""
         # Both names of one switch (transformers renamed it): the loss is already divided by the whole step's totals.
         self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True
         self.report = StepReport(step=0, objective=learner.objective)
@@ -82,12 +79,11 @@ class RolloutTrainer(SegmentTrainer):
         step, window = self.state.global_step, self.plan.at(self.state.global_step)
         check_order(planned, self._samples_of(window.parts[window.part_of(step)]), step=step)
         report = self.report = StepReport(step, self.learner.objective, num_batches=len(planned))
-        targets: Iterable[PartTargets] = ()
         if self.window_targets is None or self.window_targets.window != window:
             if self.overlap.needs_weights:
                 self.sync(report)
-            targets = self.target(window, self.rollout(window, report), report)
-        return self.learn(window, targets, report), sum(map(len, planned))
+            self.window_targets = self.target(window, self.rollout(window, report), report)
+        return self.learn(self.window_targets, report), sum(map(len, planned))
 
     def sync(self, report: StepReport) -> None:
         """Send the weights to the rollout side if the optimizer has stepped since the last sync."""
@@ -96,56 +92,45 @@ class RolloutTrainer(SegmentTrainer):
                 self.overlap.wait_for_next()
         report.note("sync", self.source.sync(report.step, lambda: named_weights(self.model)))
 
-    def rollout(self, window: Window, report: StepReport) -> Iterator[RolloutPart]:
-        """Rollouts of the window: whole, or part by part where the step streams."""
-        return report.timed("rollout", self.overlap.rollout(list(self._requested(window, report.num_batches))))
+    def rollout(self, window: Window, report: StepReport) -> GeneratedWindow:
+        """Rollouts of the window, from the engine or the servers."""
+        with report.phase("rollout"):
+            return self.overlap.rollout(list(self._requested(window)))
 
-    def target(self, window: Window, rollouts: Iterable[RolloutPart], report: StepReport) -> Iterator[PartTargets]:
+    def target(self, window: Window, generated: GeneratedWindow, report: StepReport) -> WindowTargets:
         """Turn rollouts into segments: parse, match, append | rewards and advantages | values of states."""
-        parts = split_evenly(self._samples_of(window.sample_indices), report.num_batches if self.overlap.streams else 1)
-        for part in rollouts:
-            report.staleness = part.staleness
-            if not self.overlap.streams:
-                report.rollouts = part.rollouts
-                event = report.generated(part.rollouts, policy_version=self.source.policy_version)
-                self.source.journal.write("generated", purpose="train", **event)
-            with report.phase("target"):
-                asked = self.learner.objective.reuse.repeat(parts[part.index])
-                features = part.features or self.source.check_alignment(asked, part.rollouts)
-                made = self._make_targets(parts[part.index], part.rollouts, self._context(report, features))
-            report.add_targets(made)
-            if part.index == 0 and self.logged_completions and self.source.ranks.is_primary:
-                shown, text_of = part.rollouts[: self.logged_completions], self.source.template.vocabulary.text
-                completions = report.completions(asked, shown, made.reports, text_of)
-                self.source.journal.write("completions", step=report.step, completions=completions)
-            report.num_rollout_tokens = made.num_rollout_tokens
-            report.num_cut_prompts += sum(map(self.source.template.is_cut, asked))
-            yield PartTargets(index=part.index, rollouts=part.rollouts, targets=made, features=features)
+        rollouts, journal = generated.rollouts, self.source.journal
+        report.staleness, report.rollouts = generated.staleness, rollouts
+        journal.write(
+            "generated", purpose="train", **report.generated(rollouts, policy_version=self.source.policy_version)
+        )
+        samples = self._samples_of(window.sample_indices)
+        asked = self.learner.objective.reuse.repeat(samples)
+        with report.phase("target"):
+            features = generated.features or self.source.check_alignment(asked, rollouts)
+            made = self._make_targets(samples, rollouts, self._context(report, features))
+        report.add_targets(made)
+        if self.logged_completions and self.source.ranks.is_primary:
+            shown, text_of = rollouts[: self.logged_completions], self.source.template.vocabulary.text
+            completions = report.completions(asked, shown, made.reports, text_of)
+            journal.write("completions", step=report.step, completions=completions)
+        report.num_rollout_tokens = made.num_rollout_tokens
+        report.num_cut_prompts += sum(map(self.source.template.is_cut, asked))
+        return WindowTargets(
+            window=window, parts=window.by_part(made.segments), features=features, reports=made.reports
+        )
 
-    def learn(self, window: Window, targets: Iterable[PartTargets], report: StepReport) -> Sequence[Passes]:
+    def learn(self, targets: WindowTargets, report: StepReport) -> Sequence[Passes]:
         """Pack segments into micro-batches; transformers takes each through ``training_step``, then steps."""
-        if isinstance(self.overlap, Stream):
-            report.learn_began = time.time()
-            early = EarlyGradients(self.model.parameters())
-            self.streamed = StreamedStep(iter(targets), report, early, learner=self.learner, overlap=self.overlap)
-            return self.streamed
-        for part in targets:
-            self.window_targets = WindowTargets(
-                window=window,
-                parts=window.by_part(part.targets.segments),
-                features=part.features,
-                reports=part.targets.reports,
-            )
-        assert self.window_targets is not None
-        report.reports = self.window_targets.reports
+        report.reports = targets.reports
         self._renew_waiting(report)
         with report.phase("pack"):
-            segments = self.window_targets.parts[window.part_of(report.step)]
-            features_of = partial(self._features_of, known=self.window_targets.features)
+            segments = targets.parts[targets.window.part_of(report.step)]
+            features_of = partial(self._features_of, known=targets.features)
             report.batches = self.learner.batcher.make(segments, features_of, num_batches=report.num_batches)
             packer = self.learner.batcher.packer
             if packer is not None and self.learner.scores_waiting:
-                self.learner.score_waiting(packer, self._context(report, self.window_targets.features).score)
+                self.learner.score_waiting(packer, self._context(report, targets.features).score)
             report.num_carried = 0 if packer is None else packer.buffered
             self.source.journal.write("packed", **report.packed())
         supervisions = [batch.supervision for batch in report.batches]
@@ -157,22 +142,16 @@ class RolloutTrainer(SegmentTrainer):
     def training_step(self, model: nn.Module, inputs: Passes, num_items_in_batch: Tensor | None = None) -> Tensor:
         """As transformers', over a batch's passes: one, or all of a step whose passes follow from its segments.
 
-        Where the step has no totals yet, the pass is learnt early. Errors: ``images-on-some-ranks``.
+        Errors: ``images-on-some-ranks``.
         """
         self.check()
-        if self.streamed is not None:
-            self.totals = self.streamed.totals
-        if self.streamed is not None and self.totals is None:
-            with self.compute_loss_context_manager():
-                return self.streamed.learn_early(model, inputs["passes"][0], self.scoring)
-        settled = self.streamed.settle() if self.streamed is not None else 0.0
         passes, losses = inputs["passes"], []
         if self.args.deepspeed:
             self._check_images([any(one.sample.images for one in batch.segments) for batch in passes])
         for left, batch in zip(reversed(range(len(passes))), passes, strict=True):  # the last one exchanges gradients
             with self._accumulating(model) if left else nullcontext():
                 losses.append(super().training_step(model, {"passes": (batch,)}, num_items_in_batch))
-        return torch.stack(losses).sum() + settled
+        return torch.stack(losses).sum()
 
     def compute_loss(self, model: nn.Module, inputs: Passes, **_: object) -> Tensor:
         """The micro-batch's share of the step's loss, times the ranks that DDP will average over.
@@ -230,13 +209,12 @@ class RolloutTrainer(SegmentTrainer):
         if self.overlap.prefetch is not None and self.source.ranks.learner_world_size == 1:
             self.overlap.prefetch.check()
 
-    def _requested(self, window: Window, num_batches: int) -> Iterator[RequestedWindow]:
+    def _requested(self, window: Window) -> Iterator[RequestedWindow]:
         """A window and the ``lead`` windows that follow, within the run; a place per rollout."""
-        sizes = tuple(map(len, split_evenly(window.sample_indices, num_batches))) if self.overlap.streams else ()
         for _ in range(self.overlap.lead + 1):
             if window.first_step < self.state.max_steps:
                 samples = self.learner.objective.reuse.repeat(self._samples_of(window.sample_indices))
-                yield RequestedWindow(window.first_step, samples, sizes)
+                yield RequestedWindow(window.first_step, samples)
             window = self.plan.at(window.end_step)
 
     def _renew_waiting(self, report: StepReport) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from rollmatch.data import Reuse
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
@@ -70,16 +68,6 @@ class RolloutMatchingObjective:
         """Cross-entropy of text, and the loss of coordinate slots. Errors: as ``masked_loss``."""
         score_logits = masked_loss_of_kept if batch.is_packed else masked_loss
         return score_logits(logits, supervision=batch.supervision, rules=self.loss_rules, totals=totals)
-
-    def undivided(self, logits: Logits, batch: MicroBatch) -> tuple[Tensor, ...]:
-        """The parts of a micro-batch's loss before they are divided by what the step supervises."""
-        own = count_totals([batch.supervision])
-        parts = self.loss(logits, batch, totals=own).parts
-        return tuple(part * divisor for part, divisor in zip(parts, self.divisors_of(own), strict=True))
-
-    def divisors_of(self, totals: LossTotals) -> tuple[float, ...]:
-        """What each part is divided by; totals of zero mean sums of zero."""
-        return totals.text_weight or 1.0, float(totals.num_slots or 1)
 
     def summarize(self, reports: Sequence[RolloutReport]) -> dict[str, float]:
         """Rates and means, and the number of objects that were appended."""
