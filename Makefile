@@ -10,7 +10,7 @@ digits: $(VENV)/ready
 # Bytecode is kept, whatever the environment says: each of hundreds of processes would compile all of ours again.
 test: $(VENV)/ready
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 3 --dist loadgroup $(OPTIONS)
-	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/cli/swift_rewards.py  # imports ms-swift
+	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/interop/swift_rewards.py  # imports ms-swift
 
 faults: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.harness.faults

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from conformance.gpus import num_gpus
-from rollmatch.cli.learner import set_environment
+from rollmatch.run.machine import set_environment
 
 set_environment(eager=True)  # before torch and vLLM load
 

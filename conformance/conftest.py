@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from conformance import processes
-from rollmatch.cli.learner import set_environment
+from rollmatch.run.machine import set_environment
 
 pytest_plugins = [
     "conformance.outside_tools",

@@ -8,7 +8,7 @@ import pytest
 @cache
 def num_gpus() -> int:
     """GPUs of this machine, without loading torch where there can be none."""
-    from rollmatch.cli.processes import has_gpu
+    from rollmatch.run.machine import has_gpu
 
     if not has_gpu():
         return 0

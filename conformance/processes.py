@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import requests
 
-from rollmatch.cli.processes import has_gpu
+from rollmatch.run.machine import has_gpu
 
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S, END_TIMEOUT_S = 300.0, 20.0
@@ -33,7 +33,7 @@ LEARNER = [
     "peft",
     "transformers.models.auto.processing_auto",
     *(f"transformers.models.qwen3_vl.{name}_qwen3_vl" for name in ("modeling", "processing")),
-    *(f"rollmatch.cli.{name}" for name in ("run", "planning", "learner", "rollout_server")),
+    *(f"rollmatch.{name}" for name in ("run.lifecycle", "cli.plan", "launch.learner", "launch.rollout_server")),
 ]
 ENGINE = [
     "setproctitle",
@@ -41,7 +41,7 @@ ENGINE = [
     "vllm.entrypoints.openai.api_server",
     "vllm.v1.worker.cpu_worker",
     *(f"vllm.model_executor.models.{name}" for name in ("qwen3", "qwen3_vl")),
-    "rollmatch.cli.serving",
+    "rollmatch.serve.serving",
 ]
 PRELOAD = [*LEARNER]
 """A run with engine tests adds ``ENGINE``."""

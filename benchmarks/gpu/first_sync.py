@@ -26,12 +26,12 @@ from benchmarks.gpu.machine import describe
 from benchmarks.gpu.report import RESULTS, folder_of
 from conformance.cli.started import finish, journal_of, started
 from conformance.server.instance import free_port
-from rollmatch.cli.assemble import make_backend, make_template
-from rollmatch.cli.learner import set_environment
-from rollmatch.cli.preflight import load_checked
 from rollmatch.config import load_config
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, make_requests
+from rollmatch.run.assemble import make_backend, make_template
+from rollmatch.run.machine import set_environment
+from rollmatch.run.preflight import load_checked
 
 EXPERTS = {
     "hidden_size": 2048, "num_hidden_layers": 13, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,

@@ -15,13 +15,13 @@ import torch
 from benchmarks.overlap.pinned import CONFIG, MATCHING, slowed, two_servers
 from conformance.cli.started import absolute
 from conformance.rollout.digits import load_model, requests_for, scenes
-from rollmatch.cli.assemble import make_template
-from rollmatch.cli.connect import connect_servers
 from rollmatch.config import load_config
 from rollmatch.config.effective import calls_together
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
+from rollmatch.run.assemble import make_template
+from rollmatch.run.connect import connect_servers
 from rollmatch.weights.named_weights import named_weights
 
 NUM_ROUNDS = int(os.environ.get("LATE_ROUNDS", "2"))

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rollmatch.cli.learner import ENVIRONMENT, cpu_environment
+from rollmatch.run.machine import ENVIRONMENT, cpu_environment
 
 ROOT = Path(__file__).parents[2]
 MOST_RECOMPUTED, LEAST_SPEEDUP = 1.05, 3.0

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from benchmarks.sync.receiving_server import ReceivingReplica
 from conformance.rollout.digits import ROOT
-from rollmatch.cli.server_app import make_app
-from rollmatch.cli.serving import vocabulary_size
+from rollmatch.serve.app import make_app
+from rollmatch.serve.serving import vocabulary_size
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import load_model_identity
 from rollmatch.server.images import ImageReader

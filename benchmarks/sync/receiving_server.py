@@ -16,11 +16,11 @@ import uvicorn
 
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.instance import free_port
-from rollmatch.cli.server_app import make_app
-from rollmatch.cli.serving import vocabulary_size
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.serve.app import make_app
+from rollmatch.serve.serving import vocabulary_size
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import Model
 from rollmatch.server.images import ImageReader

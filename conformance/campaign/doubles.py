@@ -26,9 +26,9 @@ from conformance.doubles.http_server import MSGPACK, http_server, is_packed, sen
 from conformance.doubles.ranks import Member, Table
 from conformance.harness.judge import judge
 from conformance.weights.native_double import ROUTES, NativeDouble, Refused
-from rollmatch.cli.storage import storage_error
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.errors import RollmatchError
+from rollmatch.run.storage import storage_error
 
 BOUND_S, MAX_RUNS, HOUR_S = 60.0, 5, 3600.0
 AWAY_S = (1.0, 2.0, 5.0)

@@ -21,9 +21,9 @@ from conformance.cli.started import Started, journals_of, rank_variables
 from conformance.processes import stopped
 from conformance.rollout.digits import absolute, write_cut
 from conformance.server.instance import free_port
-from rollmatch.cli.rollout_server import make_command
 from rollmatch.config import load_config
 from rollmatch.data import load_samples
+from rollmatch.launch.rollout_server import make_command
 from rollmatch.model.source import checkpoints_in
 
 STEPS, SAVE_STEPS, ACCUMULATION, BOUND_S = 100_000, 3, 3, 150.0

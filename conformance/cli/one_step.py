@@ -8,15 +8,15 @@ from conformance.cli.started import finish, in_time, journal_of
 from conformance.harness.judge import judge
 from conformance.rollout.digits import CONFIG, absolute
 from conformance.server.instance import free_port
-from rollmatch.cli.assemble import make_template
-from rollmatch.cli.preflight import load_checked
-from rollmatch.cli.processes import has_gpu
 from rollmatch.config import load_config
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.policy import load_policy
 from rollmatch.model.source import with_local_model
 from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.rollout.hf import HfBackend
+from rollmatch.run.assemble import make_template
+from rollmatch.run.machine import has_gpu
+from rollmatch.run.preflight import load_checked
 
 VLLM = "custom.extra.rollout_matching.vllm"
 NUM_SAMPLES = 8

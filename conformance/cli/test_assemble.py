@@ -7,8 +7,8 @@ import torch
 
 from conformance.rollout.digits import load_digits
 from conformance.scenarios.configs import GRPO, config_with
-from rollmatch.cli import assemble, computing
 from rollmatch.ranks import Ranks
+from rollmatch.run import assemble, computing
 
 VLLM = "custom.extra.rollout_matching.vllm"
 

@@ -13,12 +13,12 @@ from conformance.refusals import refused
 from conformance.report.runs import box, found, scene
 from conformance.rollout.digits import CONFIG, write_cut
 from rollmatch.cli.main import main
-from rollmatch.cli.watch import boxes_of, check_metric
 from rollmatch.config import load_config
 from rollmatch.errors import ErrorList
 from rollmatch.report.evaluations import Scene
 from rollmatch.report.facts import make_completion_rows, spread
 from rollmatch.report.history import load_history, make_history
+from rollmatch.run.callbacks import boxes_of, check_metric
 
 NEVER = "{metric: f1, patience: 1, threshold: 9}"
 SMALL = (

@@ -14,10 +14,10 @@ import pytest
 from conformance.cli.conftest import RECORD
 from rollmatch import __version__
 from rollmatch.cli.main import format_error, main
-from rollmatch.cli.server_checks import WaitPolicy
 from rollmatch.config import json_schema, load_config
 from rollmatch.config.yaml_dialect import parse_mapping
 from rollmatch.errors import ErrorList, LaunchError
+from rollmatch.run.server_checks import WaitPolicy
 
 ROOT = Path(__file__).parents[2]
 SAFETENSORS = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -247,7 +247,7 @@ def heavy_command(monkeypatch):
                 raise answer
             return answer
 
-        module = types.ModuleType(f"rollmatch.cli.{name}")
+        module = types.ModuleType(f"rollmatch.launch.{name}")
         module.train = module.doctor = module.launch = module.shown_command = command
         monkeypatch.setitem(sys.modules, module.__name__, module)
         return calls

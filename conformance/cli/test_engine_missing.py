@@ -8,9 +8,9 @@ from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, absolute, load_digits
 from conformance.scenarios.configs import LONG
-from rollmatch.cli import learner
-from rollmatch.cli.computing import is_padding_free
 from rollmatch.config.effective import compiles_layers
+from rollmatch.launch import learner
+from rollmatch.run.computing import is_padding_free
 
 BEGUN = "checks are over"
 FRESH = {"resume": False, "overwrite": False, "wait": learner.WaitPolicy()}

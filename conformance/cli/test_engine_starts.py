@@ -9,7 +9,7 @@ import pytest
 
 from conformance.doubles.engine_process import LIMIT_S, engine_process
 from conformance.server.instance import settings_for
-from rollmatch.cli import serving
+from rollmatch.serve import serving
 
 
 class SpawnedReplica:

@@ -12,7 +12,7 @@ from conformance.report.test_browser import USE, WATCH, dump_dom
 from conformance.report.test_page import read
 from conformance.rollout.digits import ROOT, absolute, write_cut
 from rollmatch.cli.main import main
-from rollmatch.cli.run_directory import RESOLVED
+from rollmatch.run.directory import RESOLVED
 
 SMALL = (
     *HF,

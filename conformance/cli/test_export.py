@@ -13,8 +13,8 @@ from conformance.cli.started import HF, train_command
 from conformance.cli.test_add_coords import check_vllm_writes_as_transformers_does
 from conformance.rollout.digits import write_cut
 from rollmatch.cli.main import main
-from rollmatch.cli.run_directory import JOURNAL, RESOLVED, last_checkpoint
 from rollmatch.model.checkpoint import merged_weights
+from rollmatch.run.directory import JOURNAL, RESOLVED, last_checkpoint
 
 LORA = (
     *("tuner.train_type=lora", "tuner.use_dora=true", "tuner.lora_rank=4", "training.learning_rate=1e-2"),
@@ -45,7 +45,7 @@ def exported(request, tmp_path_factory):
 
 
 def test_files_of_training_are_not_copied(tmp_path):
-    from rollmatch.cli.export import copy_described
+    from rollmatch.run.export import copy_described
 
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "out").mkdir()
@@ -59,7 +59,7 @@ def test_files_of_training_are_not_copied(tmp_path):
 
 
 def test_the_processor_has_the_settings_of_the_run(tmp_path):
-    from rollmatch.cli.export import copy_described, write_processor
+    from rollmatch.run.export import copy_described, write_processor
 
     base, size = "fixtures/models/digits", {"shortest_edge": 1024, "longest_edge": 20480}
     copy_described(Path(base), tmp_path)
@@ -74,7 +74,7 @@ def test_the_processor_has_the_settings_of_the_run(tmp_path):
 
 
 def test_a_card_names_the_model_and_what_the_first_run_began_with(tmp_path):
-    from rollmatch.cli.export import card
+    from rollmatch.run.export import card
 
     stages = {"one": ("Qwen/Qwen3-VL-2B-Instruct", "sft"), "two": (str(tmp_path / "one/checkpoint-20"), "grpo")}
     for name, (model, variant) in stages.items():
@@ -90,7 +90,7 @@ def test_a_card_names_the_model_and_what_the_first_run_began_with(tmp_path):
 
 @pytest.mark.parametrize("system", ["Answer briefly.", None])
 def test_a_card_shows_the_prompt_and_the_first_and_last_evaluation(tmp_path, system):
-    from rollmatch.cli.export import card
+    from rollmatch.run.export import card
 
     prompts = {"system": system, "user": "List all."}
     custom = {"trainer_variant": "sft", "prompts": prompts}
@@ -126,7 +126,7 @@ def test_a_card_shows_the_prompt_and_the_first_and_last_evaluation(tmp_path, sys
     ],
 )
 def test_the_dtype_is_read_and_written_where_a_model_says_it(tmp_path, described, dtype, written):
-    from rollmatch.cli.export import _write_config, dtype_of
+    from rollmatch.run.export import _write_config, dtype_of
 
     (tmp_path / "config.json").write_text(json.dumps(described))
     assert dtype_of(tmp_path) == dtype
@@ -138,8 +138,8 @@ def test_the_dtype_is_read_and_written_where_a_model_says_it(tmp_path, described
 
 
 def test_transformers_loads_it_with_the_weights_that_servers_get(exported):
-    from rollmatch.cli.export import load_trained
     from rollmatch.config import load_config
+    from rollmatch.run.export import load_trained
 
     run, out = exported / "run", exported / "out"
     trained = dict(merged_weights(load_trained(load_config(str(run / RESOLVED)), last_checkpoint(run))))

@@ -16,8 +16,8 @@ from conformance.cli.test_export import FULL, train
 from conformance.doubles.http_server import http_server, send
 from conformance.server.instance import free_port
 from rollmatch.cli.main import format_error, main
-from rollmatch.cli.push import push
 from rollmatch.errors import LaunchError
+from rollmatch.run.push import push
 
 NAME = "someone/digits"
 TOKEN = "hf_right"

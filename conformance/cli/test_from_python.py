@@ -11,10 +11,10 @@ import pytest
 from conformance.refusals import refused
 from conformance.rollout.digits import ROOT
 from rollmatch import GRPOTrainer, VinePPOMCTSTrainer, VinePPOTrainer, train
-from rollmatch.cli.from_python import nested
-from rollmatch.cli.run_directory import JOURNAL
 from rollmatch.config import load_config
+from rollmatch.config.layers import nested
 from rollmatch.journal import read_journal
+from rollmatch.run.directory import JOURNAL
 
 DATA = [{"prompt": f"{one} + 5 =", "metadata": {"sum": one + 5}} for one in range(10, 14)]
 

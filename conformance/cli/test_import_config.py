@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from conformance.refusals import refused
 from conformance.rollout.digits import ROOT
-from rollmatch.cli.import_config import GRPO, MATCHING, SERVER, convert, read_source
 from rollmatch.cli.main import main
 from rollmatch.config import load_config
+from rollmatch.interop.import_config import GRPO, MATCHING, SERVER, convert, read_source
 
 TRL = {
     "model_name_or_path": str(ROOT / "fixtures/models/arithmetic"),

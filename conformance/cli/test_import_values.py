@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollmatch.cli.import_config import GRPO, MATCHING, SERVER, convert
+from rollmatch.interop.import_config import GRPO, MATCHING, SERVER, convert
 
 ON_BY_DEFAULT = (("trl", "shuffle_dataset"), ("swift", "dataset_shuffle"), ("swift", "train_dataloader_shuffle"))
 NEUTRAL = {

@@ -14,12 +14,12 @@ from conformance.rollout.digits import load_digits
 from conformance.scenarios.configs import config_with
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, Refused, serving
-from rollmatch.cli.connect import connect_servers
 from rollmatch.config import check_files
 from rollmatch.config.server_rules import read_servers
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import Fence
+from rollmatch.run.connect import connect_servers
 
 SERVER = "custom.extra.rollout_matching.vllm.server"
 
@@ -159,7 +159,7 @@ def test_a_server_that_does_not_fit_does_not_join(job, one, code, monkeypatch):
         other_transports(other)
     if code == "group-host-unknown":
         monkeypatch.setattr(
-            "rollmatch.cli.joining.resolve", lambda host: (_ for _ in ()).throw(OSError("no such name"))
+            "rollmatch.run.joining.resolve", lambda host: (_ for _ in ()).throw(OSError("no such name"))
         )
     job.listed(one, other)
     job.step(1)

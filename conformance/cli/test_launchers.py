@@ -17,8 +17,8 @@ from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
 from conformance.server.instance import free_port
 from rollmatch.cli.main import main
-from rollmatch.cli.rollout_server import serve
-from rollmatch.cli.server_checks import ServedModelDiffers, WaitPolicy, wait_for_servers
+from rollmatch.launch.rollout_server import serve
+from rollmatch.run.server_checks import ServedModelDiffers, WaitPolicy, wait_for_servers
 from rollmatch.server.identity import load_model_identity
 
 VLLM, SERVER = "custom.extra.rollout_matching.vllm", "custom.extra.rollout_server"
@@ -36,7 +36,7 @@ def sets(*overrides):
 def begun(monkeypatch):
     """Commands that a launcher would have become."""
     commands = []
-    monkeypatch.setattr("rollmatch.cli.rollout_server.become", commands.append)
+    monkeypatch.setattr("rollmatch.launch.rollout_server.become", commands.append)
     return commands
 
 

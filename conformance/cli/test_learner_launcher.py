@@ -16,13 +16,13 @@ from conformance.doubles.http_server import answering
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, load_digits, write_cut
 from conformance.scenarios.configs import config_with
-from rollmatch.cli import learner
 from rollmatch.cli.main import main
-from rollmatch.cli.nodes import Placement
-from rollmatch.cli.processes import parse_gpus, run_child, shell_line
-from rollmatch.cli.server_checks import ServerProcessDied, WaitPolicy, wait_for_notice, wait_for_servers
 from rollmatch.data import LazySamples
 from rollmatch.data.checked import CHECKED_FILES
+from rollmatch.launch import learner
+from rollmatch.launch.nodes import Placement
+from rollmatch.launch.processes import parse_gpus, run_child, shell_line
+from rollmatch.run.server_checks import ServerProcessDied, WaitPolicy, wait_for_notice, wait_for_servers
 from rollmatch.server.settings import KEY_VARIABLE
 
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")
@@ -66,7 +66,7 @@ def test_a_list_of_gpus_holds_numbers_or_names_of_the_driver(text):
 @pytest.fixture
 def looks_often(monkeypatch):
     """A launcher that polls seven times a second."""
-    monkeypatch.setattr("rollmatch.cli.server_checks.LOOK_S", 0.15)
+    monkeypatch.setattr("rollmatch.run.server_checks.LOOK_S", 0.15)
 
 
 @pytest.mark.scenario(
@@ -156,7 +156,7 @@ def test_a_launcher_ends_with_its_childs_code(code, expected):
 
 
 LAUNCHER = (
-    "import sys; from rollmatch.cli.processes import run_child; sys.exit(run_child(sys.argv[1:], {}, grace_s=0.5))"
+    "import sys; from rollmatch.launch.processes import run_child; sys.exit(run_child(sys.argv[1:], {}, grace_s=0.5))"
 )
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -199,7 +199,7 @@ def test_a_killed_launcher_takes_its_child_along():
 
 RANK = """
 import os, time
-from rollmatch.cli import learner
+from rollmatch.launch import learner
 def line(text):  # in one write: torchrun's Python is unbuffered, and print writes the end of a line on its own
     os.write(1, f"{text}\\n".encode())
 learner.wait_for_servers = learner.sync_mode = lambda *_, **__: None

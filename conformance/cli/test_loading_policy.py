@@ -11,14 +11,14 @@ import pytest
 from conformance.cli.started import finish, started, train_command
 from conformance.doubles.http_server import answering
 from conformance.rollout.digits import CONFIG
-from rollmatch.cli.server_checks import wait_for_notice
 from rollmatch.errors import LaunchError
+from rollmatch.run.server_checks import wait_for_notice
 
 WAIT_S = 240
 TELLS_WHEN_LOADED = """
 import sys
 from pathlib import Path
-from rollmatch.cli import run
+from rollmatch.run import lifecycle as run
 from rollmatch.cli.main import main
 def read_policy(config, real=run.read_policy):
     policy = real(config)

@@ -11,18 +11,18 @@ from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG
 from conformance.scenarios.configs import config_with
 from conformance.server.instance import free_port
-from rollmatch.cli import learner, run
 from rollmatch.cli.main import main, make_parser
-from rollmatch.cli.nodes import (
+from rollmatch.launch import learner
+from rollmatch.launch.nodes import (
     Nodes,
     Placement,
     check_endpoint,
-    check_servers_reachable,
     interface_variables,
     nodes_of,
 )
-from rollmatch.cli.server_checks import WaitPolicy
 from rollmatch.model.source import MANIFEST
+from rollmatch.run import lifecycle as run
+from rollmatch.run.server_checks import WaitPolicy, check_servers_reachable
 
 TWO = "--nnodes 2 --node-rank 1"
 VLLM = "custom.extra.rollout_matching.vllm"

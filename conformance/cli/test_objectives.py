@@ -7,10 +7,10 @@ import pytest
 from conformance.objectives.test_defaults import VINEPPO, AsTemplate
 from conformance.scenarios.configs import config_with
 from conformance.scenarios.test_grpo_groups import GRPO
-from rollmatch.cli import vineppo_objective
-from rollmatch.cli.objectives import make_objective
 from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences
 from rollmatch.objectives.vineppo.value import ContinuationValues
+from rollmatch.run import vineppo_objective
+from rollmatch.run.objectives import make_objective
 
 STEPS = "custom.extra.vineppo.steps"
 PLAYED = ("custom.extra.environment.name=fixtures.lock.task:make", "custom.extra.grpo.rewards=[]")
@@ -36,7 +36,7 @@ def test_older_weights_are_corrected_where_a_cap_says_so_and_their_values_are_co
 
 @pytest.mark.parametrize(("environment", "most"), [((), 64), (PLAYED, 99)])
 def test_the_constant_of_a_loss_is_the_longest_response_or_episode(monkeypatch, environment, most):
-    monkeypatch.setattr("rollmatch.cli.objectives.make_world", lambda *_: None)
+    monkeypatch.setattr("rollmatch.run.objectives.make_world", lambda *_: None)
     assert objective_of(*GRPO, *LENGTHS, *environment).policy_rules.max_new_tokens == most
 
 

@@ -10,10 +10,10 @@ from rich.console import Console
 from conformance.cli.division import GRPO
 from conformance.refusals import refused
 from conformance.rollout.digits import absolute
-from rollmatch.cli import planning
-from rollmatch.cli.main import main, make_parser
+from rollmatch.cli import plan as planning
+from rollmatch.cli.main import main
 from rollmatch.config import load_config
-from rollmatch.plan.forecast import Site
+from rollmatch.plan.forecast import Site, make_forecaster
 
 
 def forecast_of(split="3 + 1", *, cache=3e9, problem="", reference=0.0):
@@ -58,11 +58,6 @@ def test_the_best_split_is_named_with_what_it_assumes(reference):
     )
 
 
-def planned(*words):
-    options = make_parser().parse_args(["plan", str(GRPO), "--gpus", "4", *words])
-    return load_config(GRPO, absolute()), options, Site(gpu=options.gpu, nodes=(options.gpus,) * options.nodes)
-
-
 def test_the_json_of_a_plan_is_written_for_people_too(capsys):
     sets = [part for override in absolute() for part in ("--set", override)]
     where = ["--gpus", "4", "--prompt-tokens", "100", "--response-tokens", "50", "--json"]
@@ -77,4 +72,7 @@ def test_the_json_of_a_plan_is_written_for_people_too(capsys):
         max(read["forecasts"], key=lambda each: each["rollouts_per_s"] * (not each["problem"]))["name"] == read["best"]
     )
     with refused("rates-invalid"):
-        planning.make_forecaster(*planned("--gpu", "unheard-of"))
+        unheard = Site(gpu="unheard-of", nodes=(4,))
+        make_forecaster(
+            load_config(GRPO, absolute()), unheard, rates_file=None, prompt_tokens=None, response_tokens=None
+        )

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from rollmatch.cli import processes
+from rollmatch.launch import processes
 
 LATE = subprocess.TimeoutExpired("x", 1)
 

@@ -9,10 +9,10 @@ import pytest
 
 from conformance.refusals import refused
 from conformance.rollout.digits import ROOT, load_digits
-from rollmatch.cli.prompts import check_packing, fit_prompts
 from rollmatch.config import effective, load_config
 from rollmatch.model.template import PromptUncuttable
 from rollmatch.records import Sample
+from rollmatch.run.prompts import check_packing, fit_prompts
 
 LIMIT = effective.max_prompt_len(load_digits())
 

@@ -6,8 +6,8 @@ from unittest.mock import Mock
 import pytest
 
 from conformance.refusals import refused
-from rollmatch.cli import ray_cluster
-from rollmatch.cli.run_layout import ClusterGpus, Need
+from rollmatch.launch import ray_cluster
+from rollmatch.launch.layout import ClusterGpus, Need
 
 NODES = [
     {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 4.0, "accelerator_type:H100": 1.0}},

@@ -15,9 +15,9 @@ import pytest
 from ray.exceptions import RayActorError, RayError
 
 from conformance.refusals import refused
-from rollmatch.cli import ray_run
-from rollmatch.cli.ray_command import ActorSite, CommandReport
-from rollmatch.cli.run_layout import Need
+from rollmatch.launch import ray_run
+from rollmatch.launch.layout import Need
+from rollmatch.launch.ray_command import ActorSite, CommandReport
 
 GONE = RayActorError()
 LEARNERS = ("learner-0", "learner-1")

@@ -10,10 +10,11 @@ import pytest
 
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
-from rollmatch.cli import vllm_serve
 from rollmatch.cli.main import main
-from rollmatch.cli.rollout_server import make_command, serve
 from rollmatch.errors import RollmatchError
+from rollmatch.interop.swift_cli import server_command
+from rollmatch.launch import vllm_serve
+from rollmatch.launch.rollout_server import make_command, serve
 from rollmatch.server.settings import ServerSettings
 
 VLLM, SERVER = "custom.extra.rollout_matching.vllm", "custom.extra.rollout_server"
@@ -112,9 +113,9 @@ def test_a_url_without_a_port_names_that_of_its_scheme(scheme, port):
     clauses=["launchers/ms-swift-can-be-the-server#1", "launchers/server-and-learner-have-a-launcher-each#6"]
 )
 def test_swift_gets_the_same_settings_by_its_own_names():
-    made = command(
-        f"{SERVER}.engine=swift", f"{SERVER}.vllm_gpu_memory_utilization=0.6", f"{SERVER}.vllm_max_model_len=400"
-    )
+    values = (f"{SERVER}.vllm_gpu_memory_utilization=0.6", f"{SERVER}.vllm_max_model_len=400")
+    config = load_digits(*ONE, f"{SERVER}.engine=swift", *values)
+    made = server_command(config, gpus=("0", "1", "2"), server_index=None, on_gpu=True)
     assert made.words[:2] == ("swift", "rollout")
     options = dict(zip(made.words[2::2], made.words[3::2], strict=True))
     sizes = {"data_parallel_size": "3", "tensor_parallel_size": "1", "gpu_memory_utilization": "0.6"}
@@ -145,17 +146,17 @@ def test_a_busy_port_or_a_missing_model_stops_the_start():
     "launchers/two-commands-and-one-file", clauses=["launchers/server-and-learner-have-a-launcher-each#1,3,4"]
 )
 def test_two_commands_take_one_file(capsys, monkeypatch):
-    monkeypatch.setattr("rollmatch.cli.rollout_server.has_gpu", lambda: True)
+    monkeypatch.setattr("rollmatch.launch.rollout_server.has_gpu", lambda: True)
     sets = [part for override in [*absolute(), *ONE] for part in ("--set", override)]
     assert main(["serve", str(CONFIG), "--gpus", "0,1,2", "--dry-run", *sets]) == 0
     served = shlex.split(capsys.readouterr().out)
-    assert {"CUDA_VISIBLE_DEVICES=0,1,2", "rollmatch.cli.server_process"} <= set(served)
+    assert {"CUDA_VISIBLE_DEVICES=0,1,2", "rollmatch.serve.process"} <= set(served)
     assert "train" not in served
     assert main(["train", str(CONFIG), "--gpus", "3", "--dry-run", *sets]) == 0
     trained = shlex.split(capsys.readouterr().out)
     assert "CUDA_VISIBLE_DEVICES=3" in trained
     assert "train" in trained
-    assert not {"serve", "rollmatch.cli.server_process"} & set(trained)
+    assert not {"serve", "rollmatch.serve.process"} & set(trained)
 
 
 STARTS: dict[str, set[str]] = {
@@ -176,7 +177,7 @@ def shown_by(capsys, *arguments):
 
 def sides_of(words):
     """What a printed command would start."""
-    marks = {"learner": {"train"}, "server": {"serve", "vllm-serve", "rollout", "rollmatch.cli.server_process"}}
+    marks = {"learner": {"train"}, "server": {"serve", "vllm-serve", "rollout", "rollmatch.serve.process"}}
     return {side for side, names in marks.items() if names & set(words)}
 
 
@@ -185,7 +186,7 @@ def sides_of(words):
 )
 def test_there_is_no_combined_command(capsys, monkeypatch):
     """A new command is added to ``STARTS``; one that starts something prints it with ``--dry-run``."""
-    monkeypatch.setattr("rollmatch.cli.rollout_server.has_gpu", lambda: True)
+    monkeypatch.setattr("rollmatch.launch.rollout_server.has_gpu", lambda: True)
     shown = shown_by(capsys, "--help")
     commands = re.findall(r"^    ([a-z][\w-]*)(?= |$)", shown, flags=re.MULTILINE)
     assert sorted(commands) == sorted(STARTS)

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from conformance.refusals import refused
-from rollmatch.cli import run_directory
-from rollmatch.cli.run_directory import (
+from rollmatch.errors import LaunchError
+from rollmatch.model.source import MANIFEST
+from rollmatch.run import directory as run_directory
+from rollmatch.run.directory import (
     RunDirectoryTaken,
     holds_run,
     last_checkpoint,
     open_run_directory,
     probe_output_dir,
 )
-from rollmatch.errors import LaunchError
-from rollmatch.model.source import MANIFEST
 from rollmatch.training.checkpoint import ranks_without_rng_state, remove_old_checkpoints, write_manifest
 
 STEP = '{"event": "step", "step": 1, "rank": 0}'
@@ -187,7 +187,7 @@ def test_old_checkpoints_go_and_those_of_an_undone_part_do_not_count(directory):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from rollmatch.cli.run_directory import open_run_directory
+from rollmatch.run.directory import open_run_directory
 with open_run_directory(Path(sys.argv[1]), resume=False, overwrite=False):
     (Path(sys.argv[1]) / "journal.jsonl").write_text(sys.argv[2])
     print("held", flush=True)

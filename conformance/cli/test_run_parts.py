@@ -12,9 +12,9 @@ import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from conformance.scenarios.configs import GRPO, config_with
-from rollmatch.cli import run
-from rollmatch.cli.watch import EarlyStop, RunWatcher, SceneImages
 from rollmatch.ranks import Ranks
+from rollmatch.run import lifecycle as run
+from rollmatch.run.callbacks import EarlyStop, RunWatcher, SceneImages
 
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://a:1", "~.vllm.server.group_port=2")
 COUNTS = {"num_skipped": 0, "num_truncated": 0, "limit": 9}

@@ -15,14 +15,17 @@ from conformance.refusals import refused
 from conformance.rollout.digits import MODEL, ROOT
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_stand_in
-from rollmatch.cli import connect, main, rollout_server, server_arguments, server_process, vllm_serve
+from rollmatch.cli import main, server_arguments
 from rollmatch.config import load_config
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.dialects.native.group import resolve
 from rollmatch.dialects.prompt import Prompt, SamplingRules
 from rollmatch.dialects.session import RolloutServer, connect_all
 from rollmatch.dialects.trl.vllm_client import VLLMClient
+from rollmatch.launch import rollout_server, vllm_serve
 from rollmatch.ranks import Ranks
+from rollmatch.run import connect
+from rollmatch.serve import process as server_process
 
 FIVE = "--use_vllm_server --vllm_host localhost --vllm_server_port 8000 --vllm_group_port 22222"
 
@@ -93,7 +96,7 @@ def test_the_arguments_reach_every_process_unless_the_yaml_contradicts_them(caps
     assert "vllm.server.group_port=22222" in shown
     assert "vllm.mode=server" in shown
     assert main.main(["vllm-serve", "--model", str(MODEL), "--dry-run"]) == 0
-    assert "rollmatch.cli.server_process" in capsys.readouterr().out
+    assert "rollmatch.serve.process" in capsys.readouterr().out
 
 
 PROMPT = Prompt(request_id="a", prompt_token_ids=(1, 2), messages=(), images=(), seed=1)
@@ -181,9 +184,7 @@ def test_weights_without_a_communicator_are_refused(slow_server):
 
 
 def serve_options(words):
-    parser = argparse.ArgumentParser()
-    vllm_serve.add_arguments(parser)
-    return parser.parse_args(["--model", str(MODEL), *words.split()])
+    return main.make_parser().parse_args(["vllm-serve", "--model", str(MODEL), *words.split()])
 
 
 @pytest.mark.scenario(
@@ -218,7 +219,7 @@ def test_the_default_address_is_loopback(monkeypatch):
         found.extend(each.laddr for each in listed if each.status == "LISTEN" and each.laddr.port == settings.port)
         listener.close()
 
-    monkeypatch.setitem(sys.modules, "rollmatch.cli.serving", SimpleNamespace(serve=serve))
+    monkeypatch.setitem(sys.modules, "rollmatch.serve.serving", SimpleNamespace(serve=serve))
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", "kept")
     settings = vllm_serve.make_settings(serve_options(f"--port {free_port()}"), on_gpu=False)
     assert server_process.run(vllm_serve.make_command(settings, on_gpu=False).words[-1]) == 0

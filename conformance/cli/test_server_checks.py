@@ -10,10 +10,11 @@ import pytest
 from conformance.doubles.http_server import answering
 from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
-from rollmatch.cli import connect, learner, server_checks
-from rollmatch.cli.nodes import Placement
 from rollmatch.config.servers import server_section
 from rollmatch.dialects.session import ClientSettings, RolloutServer, ServerUnreachable
+from rollmatch.launch import learner
+from rollmatch.launch.nodes import Placement
+from rollmatch.run import connect, machine, server_checks
 
 SERVER = "custom.extra.rollout_server"
 
@@ -118,11 +119,11 @@ def test_a_call_has_no_limit_unless_it_is_above_zero(monkeypatch, limit, used):
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize("gpu", [True, False])
 def test_libraries_find_their_settings_beside_what_the_user_has_set(monkeypatch, gpu, eager):
-    monkeypatch.setattr(learner, "has_gpu", lambda: gpu)
-    monkeypatch.setattr(learner.os, "environ", {"VLLM_LOGGING_LEVEL": "DEBUG"})
-    learner.set_environment(eager=eager)
+    monkeypatch.setattr(machine, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(machine.os, "environ", {"VLLM_LOGGING_LEVEL": "DEBUG"})
+    machine.set_environment(eager=eager)
     on_cpu = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"} | ({"TORCHDYNAMO_DISABLE": "1"} if eager else {})
-    assert learner.os.environ == {
+    assert machine.os.environ == {
         "VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error",
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", **({} if gpu else on_cpu),

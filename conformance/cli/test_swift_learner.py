@@ -13,12 +13,12 @@ from conformance.cli.swift_parser import parse
 from conformance.outside_tools import python_of
 from conformance.refusals import refused
 from conformance.rollout.digits import ROOT, absolute, scenes
-from rollmatch.cli import swift_cli
-from rollmatch.cli.processes import Command
-from rollmatch.cli.server_checks import WaitPolicy
-from rollmatch.cli.swift_cli import CONFIG_VARIABLE, LOSS_TYPES, learner_command, swift_rows, train_by_swift
 from rollmatch.config import load_config
+from rollmatch.interop import swift_cli
+from rollmatch.interop.swift_cli import CONFIG_VARIABLE, LOSS_TYPES, learner_command, swift_rows, train_by_swift
+from rollmatch.launch.processes import Command
 from rollmatch.records import Sample
+from rollmatch.run.server_checks import WaitPolicy
 
 CONFIG = ROOT / "fixtures/digits/grpo-6v2.yaml"
 GRPO = "custom.extra.grpo"
@@ -221,7 +221,7 @@ def test_rewards_are_registered_as_ms_swift_s(monkeypatch):
     monkeypatch.setitem(sys.modules, "swift", ModuleType("swift"))
     monkeypatch.setitem(sys.modules, "swift.rewards", SimpleNamespace(ORM=object, orms=orms))
     monkeypatch.setenv(CONFIG_VARIABLE, json.dumps([str(CONFIG), *absolute(), SUMMARY]))
-    runpy.run_module("rollmatch.cli.swift_rewards")
+    runpy.run_module("rollmatch.interop.swift_rewards")
     answers, origin = [f"1 digit: one {sample.objects[0].desc}", "nothing"], [sample.origin] * 2
     judged = {name: orm()(answers, origin=origin, messages=None) for name, orm in orms.items()}
     assert judged.keys() == {"form", "count", "content"}

@@ -14,7 +14,7 @@ from conformance.outside_tools import python_of
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG, MODEL, ROOT, absolute, load_digits
 from rollmatch.cli.main import main
-from rollmatch.cli.swift_cli import rollout_command
+from rollmatch.interop.swift_cli import rollout_command
 
 VLLM, SERVER, SWIFT = (f"custom.extra.{name}" for name in ("rollout_matching.vllm", "rollout_server", "swift"))
 ENGINE = f"{SERVER}.engine=swift"

@@ -222,7 +222,7 @@ def adapted_parts(checkpoint):
     ids=["one-and-one", "two-and-two", "three-and-one", "six-and-two"],
 )
 def test_one_file_makes_every_division_by_its_gpus_alone(capsys, monkeypatch, replicas, learners):
-    monkeypatch.setattr("rollmatch.cli.rollout_server.has_gpu", lambda: True)
+    monkeypatch.setattr("rollmatch.launch.rollout_server.has_gpu", lambda: True)
     sets = [part for override in absolute(*named(GRPO, 8080, 51216)) for part in ("--set", override)]
     assert main(["serve", str(GRPO), "--gpus", replicas, "--dry-run", *sets]) == 0
     served = shlex.split(capsys.readouterr().out)

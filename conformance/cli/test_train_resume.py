@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from conformance.cli.started import HF, finish, journal_of, started, train_command
 from conformance.rollout.digits import ROOT, write_cut
-from rollmatch.cli.run_directory import last_checkpoint
+from rollmatch.run.directory import last_checkpoint
 
 NUM_STEPS, NUM_SAMPLES, STEPS_OF_EPOCH, SAVE_STEPS = 8, 10, 3, 3
 """Steps of 4, 4 and 2 samples: an epoch ends where a checkpoint stands."""

@@ -18,12 +18,12 @@ from conformance.cli.started import journal_of, started
 from conformance.cli.up_run import left_of, overrides_of, up
 from conformance.refusals import refused
 from conformance.rollout.digits import CONFIG
-from rollmatch.cli import up as up_command
 from rollmatch.cli.main import main
-from rollmatch.cli.up import SERVER, RunWords
 from rollmatch.config import load_config
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.errors import LaunchError
+from rollmatch.launch import up as up_command
+from rollmatch.launch.up import SERVER, RunWords
 from rollmatch.plan.layout import Layout
 from rollmatch.server.settings import KEY_VARIABLE
 
@@ -152,7 +152,7 @@ def test_without_ray_the_package_is_named(capsys, monkeypatch):
 
 @pytest.mark.parametrize(("words", "set_to"), [((), "0"), (("--address", "127.0.0.1:1"), None)])
 def test_a_cluster_of_this_machine_alone_stays_on_loopback(monkeypatch, capsys, words, set_to):
-    from rollmatch.cli import ray_cluster  # imports Ray, for a second
+    from rollmatch.launch import ray_cluster  # imports Ray, for a second
 
     for name in (up_command.RAY_BEYOND_LOOPBACK, "RAY_ADDRESS"):
         monkeypatch.setenv(name, "1")  # so that what the command sets is undone
@@ -175,7 +175,7 @@ def test_commands_of_named_numbers_are_shown_without_a_cluster(capsys):
 
 def test_a_held_port_is_free_for_the_ranks_rendezvous_only():
     """Seconds pass until ranks listen there, and every connection on the machine takes a free port."""
-    from rollmatch.cli.ray_command import hold_port  # imports Ray, for a second
+    from rollmatch.launch.ray_command import hold_port  # imports Ray, for a second
 
     with hold_port() as held, socket.socket() as other:
         port = held.getsockname()[1]

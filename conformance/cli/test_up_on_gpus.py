@@ -14,9 +14,9 @@ from conformance.cli.ray_nodes import own_address, ray_nodes
 from conformance.refusals import refused
 from conformance.rollout.digits import absolute
 from rollmatch.cli.main import main
-from rollmatch.cli.run_layout import ClusterGpus, make_layout, needs_of
-from rollmatch.cli.up import RunWords
 from rollmatch.config import load_config
+from rollmatch.launch.layout import ClusterGpus, make_layout, needs_of
+from rollmatch.launch.up import RunWords
 from rollmatch.plan.layout import Layout
 
 NUMBERS = {"servers": None, "learners": None, "learner_nodes": None}
@@ -62,7 +62,7 @@ def printed(actor, words):
 def test_every_part_has_gpus_of_its_own_on_one_node_and_ranks_know_their_place(cluster):
     import ray
 
-    from rollmatch.cli.ray_cluster import connected, find_gpus, place, reserved
+    from rollmatch.launch.ray_cluster import connected, find_gpus, place, reserved
 
     layout = Layout(num_learner_nodes=2, ranks_per_node=6, servers=(2, 2))
     alone = absolute("custom.extra.rollout_server.vllm_data_parallel_size=null")

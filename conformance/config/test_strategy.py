@@ -8,8 +8,8 @@ import torch
 from conformance.refusals import refused
 from conformance.rollout.digits import load_digits
 from conformance.scenarios.configs import config_with
-from rollmatch.cli import strategy_check
 from rollmatch.config.strategy import read_strategy
+from rollmatch.run import strategy_check
 
 ROLLOUT = "custom.extra.rollout_matching"
 
@@ -185,7 +185,8 @@ def test_ranks_that_would_share_rows_are_refused(monkeypatch):
 
 @pytest.mark.parametrize(("strategy", "is_shared"), [("ddp", False), ("fsdp2", True)])
 def test_transformers_knows_how_weights_are_shared(monkeypatch, tmp_path, strategy, is_shared):
-    from rollmatch.cli import assemble, distribution  # seconds to load
+    from rollmatch.run import assemble  # seconds to load
+    from rollmatch.run import strategy as distribution
 
     monkeypatch.setattr(distribution, "_split_on_cpus", (split := []).append)
     config = load_digits(f"training.output_dir={tmp_path}", f"training.strategy={strategy}", "training.bf16=true")
@@ -202,7 +203,7 @@ def test_transformers_knows_how_weights_are_shared(monkeypatch, tmp_path, strate
 
 @pytest.mark.parametrize(("is_frozen", "finds"), [("true", None), ("false", True)])
 def test_ranks_wait_for_no_gradient_of_a_tower_that_a_batch_does_not_use(tmp_path, is_frozen, finds):
-    from rollmatch.cli.assemble import make_arguments  # seconds to load
+    from rollmatch.run.assemble import make_arguments  # seconds to load
 
     tower = (f"tuner.freeze_vit={is_frozen}", f"tuner.freeze_aligner={is_frozen}")
     arguments = make_arguments(load_digits(f"training.output_dir={tmp_path}", *tower))
@@ -210,7 +211,7 @@ def test_ranks_wait_for_no_gradient_of_a_tower_that_a_batch_does_not_use(tmp_pat
 
 
 def test_evaluations_follow_their_own_number_of_steps(tmp_path):
-    from rollmatch.cli.assemble import make_arguments  # seconds to load
+    from rollmatch.run.assemble import make_arguments  # seconds to load
 
     config = load_digits(f"training.output_dir={tmp_path}", "training.eval_steps=3", "training.logging_steps=2")
     arguments = make_arguments(config)

@@ -9,10 +9,10 @@ from conformance.refusals import refused
 from conformance.rollout.digits import scenes, template_of
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
-from rollmatch.cli.connect import connect_servers
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, make_requests
+from rollmatch.run.connect import connect_servers
 
 WARM = Decoding(max_new_tokens=4, temperature=0.7, top_p=0.9, top_k=5)
 

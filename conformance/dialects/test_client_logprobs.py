@@ -12,13 +12,13 @@ import responses
 from conformance.dialects.swift_double import RULES, prompts
 from conformance.dialects.test_client_dialect import URL, server_of
 from conformance.refusals import refused
-from rollmatch.cli.connect import try_out
 from rollmatch.data.ids import pack_ids
 from rollmatch.dialects.logprobs import check_logprobs
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.members import ServerMembers
 from rollmatch.rollout.servers import VllmServerBackend
+from rollmatch.run.connect import try_out
 
 ASKING = dataclasses.replace(RULES, logprobs=True)
 IDS, LOGPROBS = [4, 9], [-0.5, -0.25]

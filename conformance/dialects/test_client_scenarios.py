@@ -16,13 +16,13 @@ from conformance.scenarios.configs import config_with
 from conformance.server.instance import free_port
 from conformance.servers.talk import in_thread
 from conformance.weights.native_double import NativeDouble, serving
-from rollmatch.cli.assemble import make_parts
-from rollmatch.cli.connect import connect_servers
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, derive_seed
 from rollmatch.rollout.fence import Fence, SyncMode
+from rollmatch.run.assemble import make_parts
+from rollmatch.run.connect import connect_servers
 
 SECOND = Ranks(rank=1, learner_world_size=2)
 SHORT = Decoding(max_new_tokens=4)

@@ -10,10 +10,10 @@ import responses
 from conformance.dialects.swift_double import QUICK, RULES, prompts
 from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
-from rollmatch.cli import connect
 from rollmatch.dialects.http import HttpServer, ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import RollmatchError
+from rollmatch.run import connect
 
 
 @pytest.fixture

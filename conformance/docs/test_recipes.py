@@ -10,8 +10,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from rollmatch.cli import up
 from rollmatch.cli.main import make_parser
+from rollmatch.launch import up
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs/guides/cluster"

@@ -6,7 +6,7 @@ python -m conformance.gpu.fresh_engine CHECKPOINT NUM_SCENES   (prints one line 
 import json
 import sys
 
-from rollmatch.cli.learner import set_environment
+from rollmatch.run.machine import set_environment
 
 
 def answers(checkpoint, num_scenes):

@@ -120,7 +120,7 @@ def _wait_alone(tests: int, timeout_s: int) -> int:
 
     The alarm rings here, because pytest-timeout sets the fork's own.
     """
-    from rollmatch.cli.processes import adopt_orphans, kill_orphans  # not before the fork, which loads a copy
+    from rollmatch.launch.processes import adopt_orphans, kill_orphans  # not before the fork, which loads a copy
 
     adopt_orphans()
     signal.signal(signal.SIGALRM, lambda *_: os.kill(tests, signal.SIGKILL))

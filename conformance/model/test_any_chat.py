@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from conformance.refusals import refused
-from rollmatch.cli.plugins import with_first_observations
-from rollmatch.cli.vineppo_objective import make_world
 from rollmatch.config import load_config
 from rollmatch.errors import ErrorList
 from rollmatch.model.images import NO_IMAGES
 from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.model.vocabulary import CoordTokensMissing, Vocabulary
 from rollmatch.records import Sample
+from rollmatch.run.plugins import with_first_observations
+from rollmatch.run.vineppo_objective import make_world
 
 MODELS = Path(__file__).parents[2] / "fixtures/models"
 TEXT, DIGITS = MODELS / "arithmetic", MODELS / "digits"

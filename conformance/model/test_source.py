@@ -11,13 +11,13 @@ from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.checkpoints import make_checkpoint
 from conformance.refusals import refused
 from conformance.rollout.digits import load_digits
-from rollmatch.cli.assemble import _engine_arguments
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.policy import load_adapters, load_policy, unwrap
 from rollmatch.model.source import MANIFEST, local_model
 from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.records import Sample
+from rollmatch.run.assemble import _engine_arguments
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -8,7 +8,7 @@ from conformance.doubles.records import make_reply
 from conformance.doubles.tokenizer import ids_of_bytes
 from conformance.objectives.locks import POLICY_RULES, VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
 from rollmatch.data import Reuse
-from rollmatch.objectives.environment import ActionUnparsable
+from rollmatch.environments.environment import ActionUnparsable
 from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner

@@ -11,7 +11,6 @@ from conformance.doubles.records import make_rollout, make_sample
 from conformance.doubles.tokenizer import CONTROL_TOKENS, ids_of_bytes, make_fusing_vocabulary, make_vocabulary
 from conformance.objectives.answers import BOX, FAR_BOX, PLACES, box, boxes, object_lists, poly, tokens
 from conformance.refusals import refused
-from rollmatch.cli.plugins import load_answer_format
 from rollmatch.objectives.rollout_matching.answer_format import (
     ANSWER_FORMATS,
     COORD_TOKENS,
@@ -31,6 +30,7 @@ from rollmatch.objectives.rollout_matching.supervision import (
 )
 from rollmatch.objectives.rollout_matching.target import RolloutMatching, append_missed, serialize_objects
 from rollmatch.records import Geometry
+from rollmatch.run.plugins import load_answer_format
 
 VOCABULARY, FUSING = make_vocabulary(), make_fusing_vocabulary()
 PIXELS = QWEN2_5_VL.fitted(1288, 1024)

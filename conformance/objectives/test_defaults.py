@@ -6,11 +6,11 @@ import pytest
 
 from conformance.scenarios.configs import config_with
 from conformance.scenarios.test_grpo_groups import GRPO, OfVocabulary
-from rollmatch.cli.assemble import make_decoding
-from rollmatch.cli.objectives import make_objective
-from rollmatch.cli.rollout_server import make_settings
 from rollmatch.config.limits import LimitsConfig
+from rollmatch.launch.rollout_server import make_settings
 from rollmatch.rollout.backend import Decoding
+from rollmatch.run.assemble import make_decoding
+from rollmatch.run.objectives import make_objective
 
 VINEPPO = ("custom.trainer_variant=vineppo", *GRPO[1:])
 VARIANTS = {

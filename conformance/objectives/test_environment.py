@@ -11,8 +11,8 @@ import pytest
 from conformance.objectives.ladders import Ladder
 from conformance.objectives.locks import sample_of
 from conformance.refusals import refused
-from rollmatch.objectives.environment import begin, generator_of, load_environment, show, take_step
-from rollmatch.objectives.verifiers_like import OncePerProcess
+from rollmatch.environments.environment import begin, generator_of, load_environment, show, take_step
+from rollmatch.environments.verifiers_like import OncePerProcess
 
 LADDER = "conformance.objectives.ladders:Ladder"
 

@@ -9,12 +9,12 @@ from conformance.objectives.ladders import Ladder, TurnSide, climbing, grouped, 
 from conformance.objectives.locks import VOCABULARY, A, B, sample_of
 from conformance.refusals import refused
 from rollmatch.data import Reuse
-from rollmatch.objectives.environment import generator_of
+from rollmatch.environments.continuation import ContinuationRequest
+from rollmatch.environments.environment import generator_of
+from rollmatch.environments.trajectory import Trajectory, Turn, state_at, states_of
 from rollmatch.objectives.grpo.objective import GrpoObjective
-from rollmatch.objectives.vineppo.continuation import ContinuationRequest
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, MultiTurn
 from rollmatch.objectives.vineppo.split import FixedTokens, Turns
-from rollmatch.objectives.vineppo.trajectory import Trajectory, Turn, state_at, states_of
 from rollmatch.objectives.vineppo.tree import SearchRules, Tree
 from rollmatch.rollout.backend import Decoding
 

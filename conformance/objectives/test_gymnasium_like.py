@@ -9,8 +9,8 @@ import pytest
 from conformance.objectives.ladders import SLIP, Ladder, TurnSide, climbing, values_in, world
 from conformance.objectives.locks import A, sample_of, segments_of
 from conformance.objectives.test_multi_turn import reports_of, targets_of
+from rollmatch.environments.environment import EnvironmentFailed, begin, generator_of, load_environment, take_step
 from rollmatch.errors import TargetError
-from rollmatch.objectives.environment import EnvironmentFailed, begin, generator_of, load_environment, take_step
 
 HERE = "conformance.objectives.test_gymnasium_like"
 KEY = "custom.extra.environment.name"

@@ -4,7 +4,7 @@ import pytest
 
 from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import events, make_trainer
-from rollmatch.cli.watch import RunWatcher
+from rollmatch.run.callbacks import RunWatcher
 
 
 def run(folder, *overrides):

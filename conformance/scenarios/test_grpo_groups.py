@@ -10,13 +10,13 @@ from conformance.doubles.records import make_rollout
 from conformance.doubles.tokenizer import make_vocabulary
 from conformance.refusals import refused
 from conformance.scenarios.configs import config_with
-from rollmatch.cli.objectives import make_objective
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.grpo.segments import summarize_completions
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
 from rollmatch.rollout.backend import Decoding, make_requests
+from rollmatch.run.objectives import make_objective
 
 SECTION = "custom.extra.grpo."
 GRPO = (

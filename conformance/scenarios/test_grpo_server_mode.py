@@ -17,15 +17,15 @@ from conformance.scenarios.configs import GRPO, LONG, config_with, refusal_of
 from conformance.server.instance import free_port
 from conformance.weights.native_double import NativeDouble, serving
 from conformance.weights.test_named_weights import adapted
-from rollmatch.cli.assemble import make_backend
-from rollmatch.cli.rollout_server import make_settings
-from rollmatch.cli.server_checks import WaitPolicy, wait_for_servers
 from rollmatch.config import RunConfig
 from rollmatch.config.servers import server_section
 from rollmatch.dialects.native import group as gloo
 from rollmatch.journal import Journal
+from rollmatch.launch.rollout_server import make_settings
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
+from rollmatch.run.assemble import make_backend
+from rollmatch.run.server_checks import WaitPolicy, wait_for_servers
 
 SERVER_MODE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=server")
 HOST, PORT = 'rlhf.vllm_server_host=["127.0.0.1"]', "rlhf.vllm_server_port=[8080]"

@@ -8,13 +8,13 @@ import pytest
 from conformance.doubles.records import make_request
 from conformance.refusals import refused
 from conformance.scenarios.configs import LONG, config_with, refusal_of
-from rollmatch.cli.assemble import make_decoding
-from rollmatch.cli.objectives import match_rules_of
 from rollmatch.objectives.rollout_matching.match import MatchRules, match_objects
 from rollmatch.ranks import Ranks
 from rollmatch.records import Geometry, GroundTruth, PredictedObject
 from rollmatch.rollout import vllm_colocate
 from rollmatch.rollout.backend import Decoding
+from rollmatch.run.assemble import make_decoding
+from rollmatch.run.objectives import match_rules_of
 
 SEVEN = (100, 100, 300, 300)
 

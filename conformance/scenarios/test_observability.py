@@ -15,9 +15,6 @@ from conformance.doubles.records import make_rollout
 from conformance.learn.segments import make_row, plain_segments
 from conformance.rollout.digits import load_digits, load_model, template_of
 from conformance.trainer.small_run import events, make_trainer
-from rollmatch.cli.run import _announce, describe
-from rollmatch.cli.run_directory import JOURNAL, RESOLVED
-from rollmatch.cli.watch import RunWatcher, make_step_fields
 from rollmatch.config import load_config
 from rollmatch.data import Window
 from rollmatch.journal import Journal, read_journal
@@ -25,6 +22,9 @@ from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.report.console import StepConsole
 from rollmatch.rollout.fence import Fence
+from rollmatch.run.callbacks import RunWatcher, make_step_fields
+from rollmatch.run.directory import JOURNAL, RESOLVED
+from rollmatch.run.lifecycle import _announce, describe
 from rollmatch.training.packer_state import WindowTargets
 from rollmatch.training.report import PHASES
 

@@ -11,7 +11,7 @@ from conformance.learn.test_pack import ids_of, make_packer
 from conformance.refusals import refused
 from conformance.rollout.digits import load_digits
 from conformance.scenarios.configs import refusal_of
-from rollmatch.cli.prompts import check_packing
+from rollmatch.run.prompts import check_packing
 
 
 @pytest.mark.scenario(

@@ -8,9 +8,9 @@ import pytest
 from conformance.refusals import refused
 from conformance.rollout.test_prefetch import GREEDY, Servers, opened, requests_of
 from conformance.scenarios.configs import GRPO, config_with, refusal_of
-from rollmatch.cli.assemble import make_overlap
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.overlap import Ahead, RequestedWindow
+from rollmatch.run.assemble import make_overlap
 
 OVERLAP, STALENESS = "~.overlap", "~.max_staleness"
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")

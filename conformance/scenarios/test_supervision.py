@@ -10,11 +10,11 @@ from conformance.learn.loss_cases import MASK, RULES, mask_row, random_logits
 from conformance.learn.segments import make_row, make_segment
 from conformance.objectives.answers import answer, box, ids
 from conformance.scenarios.configs import config_with
-from rollmatch.cli.objectives import loss_rules_of
 from rollmatch.objectives.rollout_matching.loss import LossRules, count_totals, masked_loss, slot_losses
 from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, mask_segment
 from rollmatch.objectives.rollout_matching.target import RolloutMatching
+from rollmatch.run.objectives import loss_rules_of
 
 
 def segment_of(text, *objects):

@@ -38,7 +38,7 @@ class Instance(Running):
     def __init__(self, settings, log, *, fork=True):
         self.settings, self.url = settings, f"http://127.0.0.1:{settings.port}"
         key = settings.api_key
-        command = [sys.executable, "-m", "rollmatch.cli.server_process", settings.to_json()]
+        command = [sys.executable, "-m", "rollmatch.serve.process", settings.to_json()]
         environment = os.environ | ENVIRONMENT | ({KEY_VARIABLE: key} if key else {})
         super().__init__(start(command, log, environment=environment, fork=fork), log)
         self.server = Server(self.url, key=key)

@@ -5,8 +5,8 @@ import copy
 from dataclasses import replace
 
 from conformance.rollout.digits import MODEL, ROOT
-from rollmatch.cli.server_app import make_app
-from rollmatch.cli.serving import vocabulary_size
+from rollmatch.serve.app import make_app
+from rollmatch.serve.serving import vocabulary_size
 from rollmatch.server.communicator import Communicator
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal

@@ -18,8 +18,8 @@ import uvicorn
 from conformance.server.instance import free_port
 from conformance.server.stand_in import make_parts
 from conformance.servers.talk import in_thread
-from rollmatch.cli.server_app import make_app
 from rollmatch.config.limits import LimitsConfig
+from rollmatch.serve.app import make_app
 from rollmatch.server.connections import EndedServer, listen
 from rollmatch.server.health import health_of
 from rollmatch.server.port import bind_http

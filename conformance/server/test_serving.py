@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollmatch.cli import server_process, serving
+from rollmatch.serve import process as server_process
+from rollmatch.serve import serving
 from rollmatch.server.settings import ServerSettings
 
 

@@ -14,7 +14,7 @@ from conformance.server.instance import ENVIRONMENT, Instance, settings_for
 
 HELD = """
 import sys, subprocess, threading, time
-from rollmatch.cli import shutdown
+from rollmatch.serve import shutdown
 shutdown.LONGEST_S = float(sys.argv[1])
 child = subprocess.Popen(["sleep", "1000"])
 ending = shutdown.Shutdown(lambda: print("cleaned", flush=True))
@@ -30,7 +30,7 @@ threading.Event().wait()
 """A server that does not end in order: its main thread waits for ever."""
 IN_ORDER = """
 import os, signal, sys, time
-from rollmatch.cli import shutdown
+from rollmatch.serve import shutdown
 shutdown.LONGEST_S = 1000.0
 with shutdown.Shutdown(lambda: print("cleaned", flush=True)) as ending:
     ending.begin_serving()
@@ -42,7 +42,7 @@ sys.exit(ending.exit_code)
 """A server that ends in order."""
 FORKED = """
 import os, signal
-from rollmatch.cli.shutdown import Shutdown
+from rollmatch.serve.shutdown import Shutdown
 with Shutdown(print) as ending:
     os.register_at_fork(after_in_child=ending.forget_in_child)
     child = os.fork()
@@ -67,7 +67,7 @@ def say_and_end(*words, **options):
     if "ready" in words[0]:
         os.kill(os.getpid(), signal.SIGTERM)
 builtins.print = say_and_end
-runpy.run_module("rollmatch.cli.server_process", run_name="__main__", alter_sys=True)
+runpy.run_module("rollmatch.serve.process", run_name="__main__", alter_sys=True)
 """
 """Nothing is imported before: Python's exit functions run in the opposite order of the imports that register them."""
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
-from rollmatch.cli.doctor import BROKEN_EXTRAS
+from rollmatch.launch.doctor import BROKEN_EXTRAS
 
 VARIABLE = "ROLLMATCH_SERVERS"
 _READY, _BELOW = "rollmatch-ready", "packages_below.pth"

@@ -121,7 +121,7 @@ def _vllm(python: Path, port: int) -> list[str]:
 
 def _own(_: Path, port: int) -> list[str]:
     settings = instance.settings_for(port=port, drain_s=0.5, image_roots=())
-    return [sys.executable, "-m", "rollmatch.cli.server_process", settings.to_json()]
+    return [sys.executable, "-m", "rollmatch.serve.process", settings.to_json()]
 
 
 def _flags(options: Mapping[str, str]) -> list[str]:

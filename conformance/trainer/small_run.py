@@ -9,13 +9,13 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from conformance.rollout.digits import cut, load_digits, scenes
-from rollmatch.cli.assemble import make_arguments, make_parts, make_template, read_policy
-from rollmatch.cli.run_directory import JOURNAL
 from rollmatch.config import RunConfig
 from rollmatch.config.effective import learner_dtype
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
+from rollmatch.run.assemble import make_arguments, make_parts, make_template, read_policy
+from rollmatch.run.directory import JOURNAL
 from rollmatch.training.trainer import RolloutTrainer
 
 SMALL = (

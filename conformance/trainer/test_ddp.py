@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from conformance.cli.started import HF, finish_ranks, in_time, journal_of, journals_of, started_ranks, train_command
 from conformance.rollout.digits import write_cut
 from conformance.trainer.small_run import events, make_trainer, step_between, weights_of
-from rollmatch.cli.run_directory import last_checkpoint
+from rollmatch.run.directory import last_checkpoint
 
 WORKER = ("-m", "conformance.trainer.ddp_worker")
 TWO_STEPS = (

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from conformance.refusals import refused
 from conformance.trainer.small_run import events, make_trainer
-from rollmatch.cli.watch import RunWatcher
+from rollmatch.run.callbacks import RunWatcher
 
 
 def watched(folder, *overrides):

@@ -10,10 +10,10 @@ import torch
 from conformance.doubles.records import make_reply
 from conformance.rollout.digits import scenes
 from conformance.trainer.small_run import events, make_trainer, requested, step_between, weights_of
-from rollmatch.cli.run import train_or_save
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.model.images import ImagePreparation
 from rollmatch.rollout.hf import HfBackend
+from rollmatch.run.lifecycle import train_or_save
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
 

@@ -12,8 +12,8 @@ from conformance.cli.started import finish_ranks
 from conformance.refusals import refused
 from conformance.rollout.digits import load_digits, write_cut
 from conformance.trainer import small_run
-from rollmatch.cli.export import load_trained
 from rollmatch.model.source import local_directory
+from rollmatch.run.export import load_trained
 from rollmatch.training.checkpoint import SavedLearner, find_damage
 from rollmatch.training.packer_state import PackerState, write_packer_state
 from rollmatch.training.segment_trainer import saved_learner

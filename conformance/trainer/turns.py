@@ -6,9 +6,9 @@ from pathlib import Path
 from conformance.rollout.digits import ROOT
 from conformance.trainer.overlapped import attach_servers
 from conformance.trainer.small_run import assembled
-from rollmatch.cli.preflight import load_checked
 from rollmatch.config import load_config
 from rollmatch.rollout.retry import ServerRestarted
+from rollmatch.run.preflight import load_checked
 from rollmatch.training.trainer import RolloutTrainer
 
 SMALL = (

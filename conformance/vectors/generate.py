@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conformance.vectors.inputs import INPUTS
 from conformance.vectors.stored import DATA, Vector, VectorCase, text_of
-from rollmatch.cli.vector_answers import answer
+from rollmatch.interop.vector_answers import answer
 
 SEED = 25
 

@@ -14,8 +14,8 @@ from conformance.vectors.asking import Answers
 from conformance.vectors.command import entry_of, exit_code, main
 from conformance.vectors.stored import DATA, read_cases
 from conformance.vectors.wrong import CASE_OF, MISTAKES
-from rollmatch.cli import vector_answers
 from rollmatch.cli.main import main as rollmatch
+from rollmatch.interop import vector_answers
 
 CASES = {case.name: case for case in read_cases()}
 VECTORS = [vector for case in CASES.values() for vector in case.vectors]

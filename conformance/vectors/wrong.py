@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 from unittest import mock
 
-from rollmatch.cli import vector_answers
-from rollmatch.cli.vector_answers import CASES
+from rollmatch.interop import vector_answers
+from rollmatch.interop.vector_answers import CASES
 
 Fields = dict[str, Any]
 

@@ -10,11 +10,11 @@ from conformance.refusals import refused
 from conformance.rollout.digits import load_model
 from conformance.weights.native_double import NativeDouble
 from conformance.weights.test_native_sender import names_called
-from rollmatch.cli import run as run_module
-from rollmatch.cli.assemble import TrainerParts
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_tensors
 from rollmatch.rollout.fence import SyncMode
+from rollmatch.run import lifecycle as run_module
+from rollmatch.run.assemble import TrainerParts
 from rollmatch.training.trainer import RolloutTrainer
 from rollmatch.weights.digest import bytes_of, digest_of
 from rollmatch.weights.named_weights import adapter_of, named_weights

@@ -5,8 +5,9 @@ One step, in ``training.trainer``::
      samples -> rollout -> target -> learn -> sync -> next step
 
 ``records`` names what passes between the packages. A module imports only its own package and those before it in this
-order: errors, records, journal, ranks, config, data, model, weights, server, dialects, rollout, learn, objectives,
-training, report, plan, cli. ``conformance/test_architecture.py`` holds the order.
+order: errors, records, journal, ranks, config, data, model, weights, server, dialects, rollout, learn, environments,
+objectives, training, report, plan, run, serve, launch, interop, api, cli. ``conformance/test_architecture.py`` holds
+the order.
 
 The names in ``__all__`` are public and stable; everything else may change. They are imported when first used, so that
 ``import rollmatch`` loads neither torch nor vLLM.
@@ -17,7 +18,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _MODULES = {
-    "cli.from_python": ("GRPOTrainer", "VinePPOMCTSTrainer", "VinePPOTrainer", "train"),
+    "api": ("GRPOTrainer", "VinePPOMCTSTrainer", "VinePPOTrainer", "train"),
     "config": ("RunConfig",),
     "config.load": ("load_config",),
     "data": ("load_samples",),
@@ -26,7 +27,7 @@ _MODULES = {
     "errors": ("ErrorList", "RollmatchError"),
     "learn.pack": ("Packer", "pack"),
     "model.vocabulary": ("Vocabulary",),
-    "objectives.environment": ("ActionUnparsable", "Environment"),
+    "environments.environment": ("ActionUnparsable", "Environment"),
     "objectives.grpo.advantage": ("group_advantages",),
     "objectives.grpo.reward": ("RewardFunction",),
     "objectives.rollout_matching.answer_format": ("AnswerFormat",),

@@ -7,8 +7,8 @@ from random import Random
 from conformance.doubles.ranks import alone
 from conformance.objectives.locks import sample_of
 from fixtures.tasks.lock import SYMBOLS, Lock
-from rollmatch.objectives.vineppo.continuation import ContinuationRequest, Waves
-from rollmatch.objectives.vineppo.trajectory import Trajectory, state_at
+from rollmatch.environments.continuation import ContinuationRequest, Waves
+from rollmatch.environments.trajectory import Trajectory, state_at
 
 STOP = 9
 LOCK = Lock(critical={1: "A", 4: "C"}, length=6)

@@ -9,9 +9,9 @@ import pytest
 from conformance.doubles.ranks import together
 from conformance.objectives.vineppo.locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
 from conformance.refusals import refused
+from rollmatch.environments.trajectory import state_at
 from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import FixedTokens
-from rollmatch.objectives.vineppo.trajectory import state_at
 from rollmatch.objectives.vineppo.tree import SearchRules, Tree, TreeOutdated
 from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 

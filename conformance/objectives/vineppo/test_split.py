@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
 from conformance.objectives.vineppo.locks import sample_of
 from conformance.refusals import refused
+from rollmatch.environments.trajectory import Trajectory, Turn, check_cuts, states_of
 from rollmatch.objectives.vineppo.prose import sentence_starts
 from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences, Turns, join_steps
-from rollmatch.objectives.vineppo.trajectory import Trajectory, Turn, check_cuts, states_of
 
 VOCABULARY = make_vocabulary()
 PROSE = st.text(alphabet="ab AB.\n$=,+\\[](){}xyz ", max_size=240)

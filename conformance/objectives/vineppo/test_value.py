@@ -8,9 +8,9 @@ import pytest
 from conformance.doubles.ranks import together
 from conformance.objectives.vineppo.locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
 from conformance.refusals import refused
-from rollmatch.objectives.vineppo.continuation import seed_of
+from rollmatch.environments.continuation import seed_of
+from rollmatch.environments.trajectory import state_at
 from rollmatch.objectives.vineppo.split import FixedTokens
-from rollmatch.objectives.vineppo.trajectory import state_at
 from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 
 EVERY = FixedTokens(num_tokens=1)

@@ -5,15 +5,17 @@ import json
 import shutil
 from pathlib import Path
 
-from rollmatch.cli.export import copy_described, dtype_of, write_weights
 from rollmatch.errors import LaunchError
+from rollmatch.run.export import copy_described, dtype_of, write_weights
 from rollmatch.startup import loading
 
 
-def add_command(parser: argparse.ArgumentParser) -> None:
-    """``add-coords`` with its arguments, below ``model``."""
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    added = commands.add_parser("add-coords", help="give a model the 1000 coordinate tokens")
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add ``model add-coords`` with its options."""
+    below = commands.add_parser("model", help="prepare a model for training").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    added = below.add_parser("add-coords", help="give a model the 1000 coordinate tokens")
     added.add_argument("model", metavar="MODEL", help="model directory or hub id")
     added.add_argument("out", type=Path, metavar="OUT", help="directory to write the model to")
     added.set_defaults(command=add_coords)

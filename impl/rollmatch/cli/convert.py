@@ -14,8 +14,13 @@ FORMATS = ("coco", "yolo", "swift", "native")
 PROMPT = "Detect all objects in the image."
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``data convert``."""
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add ``data convert`` with its options."""
+    below = commands.add_parser("data", help="convert detection data sets").add_subparsers(
+        required=True, metavar="COMMAND"
+    )
+    parser = below.add_parser("convert", help="COCO, LVIS, YOLO and ms-swift data sets to ours, and back")
+    parser.set_defaults(command=convert)
     parser.add_argument("source", type=Path, metavar="INPUT", help="instances JSON, data.yaml or JSONL")
     parser.add_argument("out", type=Path, metavar="OUTPUT", help="JSONL or instances JSON; a directory for yolo")
     parser.add_argument("--from", choices=FORMATS, required=True, dest="source_format", help="coco reads LVIS, too")

@@ -1,10 +1,19 @@
 """Commands of the package ``rollmatch-conformance``, where it is installed: judge, judge-trainer, vectors."""
 
+import argparse
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
 from rollmatch.errors import LaunchError
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add both commands; they read their own options."""
+    judged = commands.add_parser("judge", help="judge a running rollout server (package rollmatch-conformance)")
+    judged.add_argument("words", nargs="...", metavar="URL ...", help="options: see rollmatch judge --help")
+    judged = commands.add_parser("judge-trainer", help="judge a trainer by what it does to a server (same package)")
+    judged.add_argument("words", nargs="...", metavar="... -- COMMAND", help="see rollmatch judge-trainer --help")
 
 
 def judge(arguments: Sequence[str]) -> int:

@@ -8,8 +8,9 @@ from rollmatch.config import json_schema
 from rollmatch.errors import LaunchError
 
 
-def add_command(parser: argparse.ArgumentParser) -> None:
-    """``schema`` with its arguments."""
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command with its options."""
+    parser = commands.add_parser("schema", help="print the JSON Schema of the YAML, for editors")
     parser.set_defaults(command=write_schema)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write to this file instead of stdout")
 

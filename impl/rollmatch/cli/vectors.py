@@ -3,12 +3,19 @@
 The protocol: ``docs/reference/vectors.md``.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
 from typing import TextIO
 
 from rollmatch.cli.judging import conformance_command
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command; it reads its own options."""
+    proved = commands.add_parser("vectors", help="prove another implementation by portable vectors (same package)")
+    proved.add_argument("words", nargs="...", metavar="run COMMAND ...", help="options: see rollmatch vectors --help")
 
 
 def vectors(arguments: Sequence[str]) -> int:
@@ -20,7 +27,7 @@ def vectors(arguments: Sequence[str]) -> int:
 
 def answer(requests: TextIO, replies: TextIO) -> int:
     """Answer one JSON object a line, until the input ends."""
-    from rollmatch.cli import vector_answers
+    from rollmatch.interop import vector_answers
 
     for line in requests:
         vector = json.loads(line)

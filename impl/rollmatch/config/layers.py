@@ -1,6 +1,6 @@
 """A YAML file, all it ``extends``, and ``--set`` overrides, merged into one plain tree."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rollmatch.config.yaml_dialect import Tree, parse_mapping, parse_value
@@ -137,4 +137,21 @@ def _parse(override: str) -> Tree:
     tree: Tree = {names[-1]: value}
     for name in reversed(names[:-1]):
         tree = {name: tree}
+    return tree
+
+
+def nested(keys: Mapping[str, object]) -> Tree:
+    """Dotted keys as a tree; nested ones stay.
+
+    >>> nested({"a.b": 1, "a": {"c": 2}, "a.d.e": 3})
+    {'a': {'b': 1, 'c': 2, 'd': {'e': 3}}}
+    """
+    tree: Tree = {}
+    for key, value in keys.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"the key {key!r} is not a text", code="key-not-text", key="config", remedy="Quote it.")
+        value = str(value) if isinstance(value, Path) else value
+        for name in reversed(key.split(".")):
+            value = {name: nested(value) if isinstance(value, Mapping) else value}
+        tree = merge(tree, value)  # type: ignore[arg-type]
     return tree

@@ -2,15 +2,17 @@
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.servers import memory_share
 from rollmatch.config.strategy import read_strategy
+from rollmatch.model.source import with_local_model
 from rollmatch.plan.layout import Layout, lay_out
 from rollmatch.plan.memory import LearnerMemory, ServerMemory, learner_memory, learning_weights, server_memory
-from rollmatch.plan.rates import GpuRates, Rates, decode_tok_s, gpu_of
-from rollmatch.plan.shape import ModelShape
-from rollmatch.plan.workload import Split, Workload
+from rollmatch.plan.rates import GpuRates, Rates, decode_tok_s, gpu_of, load_rates
+from rollmatch.plan.shape import ModelShape, read_shape
+from rollmatch.plan.workload import Split, Workload, make_workload
 
 SYNC_LATENCY_S = 0.05
 """Announcement, fence and commit of a sync."""
@@ -222,3 +224,22 @@ class Forecaster:
     def flops_s(self) -> float:
         """Of forward and backward."""
         return self.gpu.learn_flops_s or self.rates.learn_share * self.gpu.matmul_flops_s
+
+
+def make_forecaster(
+    config: RunConfig, site: Site, *, rates_file: Path | None, prompt_tokens: int | None, response_tokens: int | None
+) -> Forecaster:
+    """The forecaster of a configuration's model and work on a site.
+
+    None means the package's own rates, and the lengths that the configuration allows.
+    Errors: ``ShapeUnknown``, ``RatesInvalid``.
+    """
+    config, rates = with_local_model(config), load_rates(rates_file)
+    gpu_of(rates, site.gpu)
+    return Forecaster(
+        config=config,
+        shape=read_shape(config.model.model, dtype=effective.learner_dtype(config)),
+        work=make_workload(config, prompt_len=prompt_tokens, response_len=response_tokens),
+        rates=rates,
+        site=site,
+    )

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rollmatch.config.named import load_named
 from rollmatch.errors import ConfigError, TargetError
 from rollmatch.objectives.grpo.reward_calls import RewardCall, Value, form_of
 from rollmatch.objectives.grpo.reward_processes import RewardProcesses
-from rollmatch.objectives.named import load_named
 from rollmatch.records import Sample
 
 RewardFunction = Callable[[str, Sample], float]

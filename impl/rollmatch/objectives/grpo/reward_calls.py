@@ -18,8 +18,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rollmatch.environments.event_loop import run_coroutine
 from rollmatch.errors import ConfigError, TargetError
-from rollmatch.objectives.event_loop import run_coroutine
 from rollmatch.objectives.grpo.reward_processes import Arguments, RewardProcesses
 from rollmatch.records import Sample
 

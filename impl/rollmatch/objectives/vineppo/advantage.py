@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import sqrt
 from typing import Literal
 
-from rollmatch.objectives.vineppo.trajectory import Cuts
+from rollmatch.environments.trajectory import Cuts
 
 SumOverRanks = Callable[[Sequence[float]], list[float]]
 Normalization = Literal["whiten", "scale", "none"]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 
+from rollmatch.environments.continuation import ContinuationRequest, seed_from
+from rollmatch.environments.environment import MakeEnvironment, begin, generator_of
+from rollmatch.environments.episode import Episode, EpisodeRules, Reply, resume
+from rollmatch.environments.trajectory import Trajectory
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.objectives.environment import MakeEnvironment, begin, generator_of
-from rollmatch.objectives.episode import Episode, EpisodeRules, Reply, resume
 from rollmatch.objectives.protocol import ObjectiveContext
-from rollmatch.objectives.vineppo.continuation import ContinuationRequest, seed_from
-from rollmatch.objectives.vineppo.trajectory import Trajectory
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from rollmatch.data import Reuse
+from rollmatch.environments.continuation import ContinuationRequest, Continuer, Waves
+from rollmatch.environments.trajectory import Cuts, Trajectory
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.segments import describe_answers, policy_segment
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
 from rollmatch.objectives.vineppo.advantage import Normalization, normalize, spread, step_advantages
-from rollmatch.objectives.vineppo.continuation import ContinuationRequest, Continuer, Waves
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, MultiTurn, Played
 from rollmatch.objectives.vineppo.single_turn import RewardRules, SingleTurn, starts
 from rollmatch.objectives.vineppo.split import Splitter
-from rollmatch.objectives.vineppo.trajectory import Cuts, Trajectory
 from rollmatch.objectives.vineppo.value import Valued, Valuer
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment, rounded
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollmatch.objectives.vineppo.continuation import Waves
+from rollmatch.environments.continuation import Waves
+from rollmatch.environments.trajectory import Cuts, State, Trajectory, state_at
 from rollmatch.objectives.vineppo.split import Splitter
-from rollmatch.objectives.vineppo.trajectory import Cuts, State, Trajectory, state_at
 from rollmatch.objectives.vineppo.tree import Node, SearchRules, Tree
 from rollmatch.objectives.vineppo.value import Owner, Valued, make_valued
 

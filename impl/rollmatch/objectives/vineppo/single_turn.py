@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
+from rollmatch.environments.continuation import ContinuationRequest
+from rollmatch.environments.trajectory import State, Trajectory
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all
 from rollmatch.objectives.protocol import ObjectiveContext
-from rollmatch.objectives.vineppo.continuation import ContinuationRequest
-from rollmatch.objectives.vineppo.trajectory import State, Trajectory
 from rollmatch.records import Rollout, RolloutRequest, Sample
 
 

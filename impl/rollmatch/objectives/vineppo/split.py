@@ -7,10 +7,10 @@ from itertools import accumulate
 from math import log
 from typing import Protocol
 
+from rollmatch.environments.trajectory import Cuts, Trajectory
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.vineppo.prose import LINE_START, sentence_starts
-from rollmatch.objectives.vineppo.trajectory import Cuts, Trajectory
 
 
 class LogprobsMissing(TargetError):
@@ -170,7 +170,7 @@ def own_place(start: int, trajectory: Trajectory) -> int:
     """The place itself where the policy wrote, else where its next turn starts, or the end.
 
     >>> from rollmatch.records import Sample
-    >>> from rollmatch.objectives.vineppo.trajectory import Turn
+    >>> from rollmatch.environments.trajectory import Turn
     >>> whole = Trajectory(sample=Sample(sample_id=0, origin="x:1", images=()), prompt_token_ids=(1,), rewards=(),
     ...                    token_ids=(5, 6, 7, 8), policy_version=1, is_finished=True,
     ...                    turns=(Turn(start=0, stop=1, number=0), Turn(start=3, stop=4, number=1)))

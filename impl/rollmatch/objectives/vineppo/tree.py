@@ -16,8 +16,8 @@ from math import exp, log, sqrt
 from statistics import fmean
 from typing import Literal
 
+from rollmatch.environments.trajectory import Cuts, State, Trajectory, check_cuts, state_at
 from rollmatch.errors import TargetError
-from rollmatch.objectives.vineppo.trajectory import Cuts, State, Trajectory, check_cuts, state_at
 from rollmatch.objectives.vineppo.value import Owner
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, Protocol
 
-from rollmatch.objectives.vineppo.continuation import Waves
-from rollmatch.objectives.vineppo.trajectory import Cuts, State, Trajectory, states_of
+from rollmatch.environments.continuation import Waves
+from rollmatch.environments.trajectory import Cuts, State, Trajectory, states_of
 
 Owner = tuple[int, int]
 """(rank, index among its trajectories) of a trajectory."""

@@ -1,0 +1,77 @@
+"""``rollmatch check``: configuration, files, samples and rewards; starts nothing."""
+
+import argparse
+import importlib.util
+from collections.abc import Sequence
+
+from rollmatch.cli.configured import add_config
+from rollmatch.cli.numbers import positive
+from rollmatch.config import RunConfig, load_config, resolved_yaml
+from rollmatch.config.effective import max_model_len, tensor_parallel_rule
+from rollmatch.data import LazySamples
+from rollmatch.data.splits import origin_of
+from rollmatch.launch.processes import parse_gpus
+from rollmatch.records import Sample
+from rollmatch.run.server_checks import check_servers_reachable
+from rollmatch.startup import loading
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command with its options."""
+    text = "check configuration, files, samples and rewards; starts nothing"
+    check = add_config(commands.add_parser("check", help=text), _check)
+    check.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs of the learner, to check its ranks, too")
+    check.add_argument("--nnodes", type=positive, metavar="N", help="machines of the learner, each with --gpus")
+
+
+def _check(options: argparse.Namespace) -> None:
+    from rollmatch.model.source import with_local_model
+    from rollmatch.run.preflight import load_checked
+    from rollmatch.run.strategy_check import check_strategy
+
+    num_ranks = _num_ranks(options)
+    config = with_local_model(load_config(options.config, options.overrides))
+    train, val = load_checked(config)
+    check_strategy(config, learner_world_size=num_ranks)
+    check_servers_reachable(config, num_nodes=options.nnodes)
+    prompts = _prompts(config, train, val)
+    print(resolved_yaml(config))
+    print(f"train: {_count(train)}  ({origin_of(config.custom, 'train')})")
+    print(f"val: {_count(val)}  ({origin_of(config.custom, 'val')})")
+    print(f"longest segment: {config.global_max_length} tokens, prompt and response: {max_model_len(config)} tokens")
+    for line in prompts:
+        print(line)
+    print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
+    if num_ranks is not None:
+        print(f"learner ranks: {num_ranks} on {options.nnodes or 1} nodes")
+
+
+def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) -> list[str]:
+    """Lengths of prompts, where the packages that render them are installed."""
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+        return ["prompts: not counted, because torch or transformers is not installed"]
+    from rollmatch.run.preflight import check_training_arguments
+
+    check_training_arguments(config.training)
+    with loading():
+        from rollmatch.run.prompts import read_prompts
+    _, *found = read_prompts(config, train, val)
+    return [
+        f"{name} prompts: at most {fit.longest} tokens ({fit.origin}), {fit.limit} fit; "
+        f"{fit.num_skipped} skipped, {fit.num_cut} truncated"
+        for name, fit in zip(("train", "val"), found)
+    ]
+
+
+def _count(samples: Sequence[Sample]) -> str:
+    if isinstance(samples, LazySamples):
+        objects = "" if samples.num_objects is None else f", {samples.num_objects} objects"
+        return f"{len(samples)} samples{objects}, read when they are used"
+    return f"{len(samples)} samples, {sum(len(sample.objects) for sample in samples)} objects"
+
+
+def _num_ranks(options: argparse.Namespace) -> int | None:
+    """Learner ranks; None where neither GPUs nor machines are named."""
+    if options.gpus is None and options.nnodes is None:
+        return None
+    return (options.nnodes or 1) * max(1, len(options.gpus or ()))

@@ -1,0 +1,1 @@
+"""Environments of several turns: what they are, and episodes played in them."""

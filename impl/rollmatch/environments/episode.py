@@ -1,0 +1,147 @@
+"""A response of several turns that is under way: what the policy wrote, what the environment answered, who wrote which.
+
+Ids are as sampled: a turn's text is read from them, never tokenised again. A turn ends with the stop token or at its
+limit; the ids of the observation follow it, and belong to no turn.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rollmatch.environments.continuation import ContinuationOutdated
+from rollmatch.environments.environment import ActionUnparsable, Environment, generator_of, take_step
+from rollmatch.environments.trajectory import State, Trajectory, Turn
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.records import Rollout, Sample
+
+Reply = Callable[[str, bool], tuple[int, ...]]
+"""(observation, whether the turn before it ended with the stop token) -> ids that stand before the next turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRules:
+    """How long episodes are, and how they are spelled."""
+
+    vocabulary: Vocabulary
+    reply: Reply
+    max_turns: int
+    max_turn_tokens: int
+    max_response_tokens: int
+    """Of all turns and observations."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Episode:
+    """One of them; ``take`` each turn until ``is_over``."""
+
+    sample: Sample
+    prompt_token_ids: tuple[int, ...]
+    policy_version: int
+    environment: Environment
+    rules: EpisodeRules
+    seed: int | str
+    """Of this attempt: the environment's chance and every turn's sampling go by it."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = field(default_factory=list)
+    """None once an engine has returned none."""
+    rewards: list[tuple[int, float]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    turn: Turn = field(init=False)
+    """Under way; its stop is not known yet."""
+    is_over: bool = False
+    is_finished: bool = field(init=False)
+    """Known after a turn: the environment ended it, or it wrote what is no action; else a limit did."""
+    unparsable: str = ""
+    """What was wrong with the last action, if it was none."""
+
+    def __post_init__(self) -> None:
+        self._begin_turn(0)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens that the turn may still have."""
+        written = len(self.token_ids) - self.turn.start
+        return min(self.rules.max_turn_tokens - written, self.rules.max_response_tokens - len(self.token_ids))
+
+    def take(self, rollout: Rollout) -> None:
+        """The rest of the turn under way, and the environment's answer to it.
+
+        Errors: ``ContinuationOutdated``, and those of ``take_step``.
+        """
+        if rollout.policy_version != self.policy_version:
+            raise ContinuationOutdated(
+                f"version {rollout.policy_version} wrote a turn where version {self.policy_version} had begun",
+                key=self.sample.origin,
+                remedy="Nothing may sync while an episode is played.",
+            )
+        is_stopped = self._write(rollout)
+        start, stop = self.turn.start, len(self.token_ids)
+        self.turns.append(Turn(start=start, stop=stop, snapshot=self.turn.snapshot, number=self.turn.number))
+        action = self.rules.vocabulary.text(self.token_ids[start : stop - is_stopped])
+        try:
+            answer = take_step(self.environment, action, key=self.sample.origin)
+        except ActionUnparsable as error:
+            self.is_over, self.is_finished, self.unparsable = True, True, error.problem
+            return
+        self.rewards.append((stop, answer.reward))
+        self.is_finished = answer.terminated
+        self.is_over = answer.terminated or answer.truncated or self.turn.number + 1 >= self.rules.max_turns
+        if not self.is_over:
+            self._hear(self.rules.reply(answer.observation, is_stopped))
+
+    def trajectory(self) -> Trajectory:
+        """What has become of it."""
+        return Trajectory(
+            sample=self.sample,
+            prompt_token_ids=self.prompt_token_ids,
+            token_ids=tuple(self.token_ids),
+            rewards=tuple(self.rewards),
+            policy_version=self.policy_version,
+            turns=tuple(self.turns),
+            is_finished=self.is_finished,
+            logprobs=None if self.logprobs is None else tuple(self.logprobs),
+        )
+
+    def _write(self, rollout: Rollout) -> bool:
+        """Append what was sampled; whether the stop token ended it."""
+        is_stopped = rollout.finish_reason == "stop"
+        ids = rollout.response_token_ids + ((self.rules.vocabulary.stop_id,) if is_stopped else ())
+        self.token_ids += ids
+        given = rollout.response_logprobs
+        if self.logprobs is not None:
+            self.logprobs = None if given is None else self.logprobs + list(given)
+        return is_stopped
+
+    def _hear(self, ids: tuple[int, ...]) -> None:
+        """Append an observation, or end where no turn would fit behind it."""
+        if len(self.token_ids) + len(ids) >= self.rules.max_response_tokens:
+            self.is_over = True
+            return
+        self.token_ids += ids
+        if self.logprobs is not None:
+            self.logprobs += [0.0] * len(ids)
+        self._begin_turn(self.turn.number + 1)
+
+    def _begin_turn(self, number: int) -> None:
+        start = len(self.token_ids)
+        self.turn = Turn(start=start, stop=start, snapshot=self.environment.clone(NO_CHANCE), number=number)
+
+
+NO_CHANCE = generator_of("snapshots take no step")
+
+
+def resume(state: State, rules: EpisodeRules, *, seed: int) -> Episode:
+    """An episode that continues from a state: a clone of the environment before the turn that the prefix ends in."""
+    turn = state.turn
+    assert turn is not None, "states of episodes know their turn"
+    episode = Episode(
+        sample=state.sample,
+        prompt_token_ids=state.prompt_token_ids,
+        policy_version=state.policy_version,
+        environment=turn.snapshot.clone(generator_of(seed)),
+        rules=rules,
+        seed=seed,
+        token_ids=list(state.prefix_token_ids),
+        logprobs=[0.0] * state.position,
+    )
+    episode.turn = turn
+    return episode

@@ -1,0 +1,1 @@
+"""ms-swift's and TRL's commands and configurations, and portable vectors."""

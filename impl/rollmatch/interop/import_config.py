@@ -1,0 +1,291 @@
+"""``rollmatch import-config``: a GRPO configuration of TRL or ms-swift as ours, and what has no counterpart.
+
+Both count completions where we count prompts: ``per_device_train_batch_size`` is divided by the group size. The names
+are in ``import_tables``.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import yaml
+
+from rollmatch.config.connection import FIRST_GROUP_PORT
+from rollmatch.config.layers import nested
+from rollmatch.errors import ConfigError
+from rollmatch.interop.import_source import read_source
+from rollmatch.interop.import_tables import (
+    ATTENTION,
+    DATASET,
+    DEFAULTS,
+    GRPO,
+    LORA_DEFAULTS,
+    MATCHING,
+    NEEDED,
+    NEUTRAL,
+    NORMALIZE,
+    ON_BY_DEFAULT,
+    PROMPT_ROOM,
+    REASONS,
+    SERVER,
+    SHARED,
+    STRATEGIES,
+    SWIFT,
+    SWIFT_BATCH,
+    TRL,
+    TRL_REWARDS,
+    USED_TOGETHER,
+    VLLM,
+)
+
+
+@dataclass(slots=True)
+class Imported:
+    """Our keys, dotted, and the source's keys that have no counterpart, each with a reason."""
+
+    keys: dict[str, object] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """Our YAML; what is missing and what was left out stand above it as comments."""
+        given = {*self.keys, *(("custom.train_jsonl", "custom.val_jsonl") if DATASET in self.keys else ())}
+        lines = [f"# not set here, and needed: {key}" for key in NEEDED if key not in given]
+        lines += [f"# left out: {name}: {reason}" for name, reason in self.left_out.items()]
+        return "\n".join([*lines, yaml.safe_dump(nested(self.keys), sort_keys=False, allow_unicode=True)])
+
+
+def import_config(options: argparse.Namespace) -> None:
+    """Print or write our YAML. Errors: ``SourceUnreadable``, ``import-batch``, ``import-uneven``."""
+    kind, fields = read_source(options.source)
+    text = convert(kind, fields).text()
+    if options.out:
+        options.out.write_text(text, encoding="utf-8")
+    else:
+        sys.stdout.write(text)
+
+
+def convert(kind: str, fields: Mapping[str, object]) -> Imported:
+    """Our keys for those of ``trl`` or ``swift``, with the source's defaults where ours differ."""
+    given = _with_defaults(kind, fields)
+    renamed = SHARED | (TRL if kind == "trl" else SWIFT)
+    made = Imported(keys={"custom.trainer_variant": "grpo"})
+    for name, value in given.items():
+        if name in CONVERTED:
+            CONVERTED[name](made, value)
+        elif name in renamed:
+            made.keys[renamed[name]] = value
+        elif name not in USED_TOGETHER and not _is_neutral(name, value):
+            made.left_out[name] = REASONS.get(name, "no counterpart")
+    _convert_batch(made, given)
+    _convert_rewards(made, given)
+    _convert_server(made, given)
+    _convert_correction(made, given)
+    room = _whole(given.get("max_prompt_length", PROMPT_ROOM)) + _whole(given["max_completion_length"])
+    made.keys.setdefault("global_max_length", room)
+    if given.get("use_peft"):
+        made.keys["tuner.train_type"] = "lora"
+    return made
+
+
+def _is_neutral(name: str, value: object) -> bool:
+    """Whether a key without counterpart has a value that changes nothing.
+
+    >>> _is_neutral("push_to_hub", False), _is_neutral("shuffle_dataset", False), _is_neutral("min_p", 0.1)
+    (True, False, False)
+    """
+    is_off = value is None or (value is False and name not in ON_BY_DEFAULT)
+    return is_off or value in NEUTRAL.get(name, ())
+
+
+def _with_defaults(kind: str, fields: Mapping[str, object]) -> dict[str, object]:
+    given = DEFAULTS[kind] | dict(fields)
+    if given.get("use_peft") or (given.get("train_type") or given.get("tuner_type")) == "lora":
+        given = LORA_DEFAULTS[kind] | given
+    if "train_type" in fields:  # the older name of ms-swift's tuner_type
+        given.pop("tuner_type", None)
+    if kind == "swift" and given.get("gradient_accumulation_steps") is None:
+        size = _whole(given["per_device_train_batch_size"])
+        given["gradient_accumulation_steps"] = -(-SWIFT_BATCH // size)
+    return given
+
+
+def _convert_correction(made: Imported, given: Mapping[str, object]) -> None:
+    """The importance weight for engine and learner: ours is TRL's ``token_truncate``."""
+    is_on = given.get("vllm_importance_sampling_correction")
+    mode, cap = given.get("vllm_importance_sampling_mode"), given.get("vllm_importance_sampling_cap")
+    cap, key = cap or given.get("vllm_importance_sampling_clip_max"), "vllm_importance_sampling_mode"
+    if "rollout_importance_sampling_mode" in given:
+        mode, key = given["rollout_importance_sampling_mode"], "rollout_importance_sampling_mode"
+        is_on, cap = mode is not None, given["rollout_importance_sampling_threshold"]
+    made.keys[f"{GRPO}.correction_cap"] = cap if is_on else None
+    if is_on and mode != "token_truncate":
+        made.left_out[key] = f"{mode} has no counterpart; correction_cap truncates the weight of each token"
+
+
+def _convert_batch(made: Imported, given: Mapping[str, object]) -> None:
+    """Completions per micro-batch to prompts; micro-batches per generation to optimizer steps."""
+    size, accumulation, group = (
+        _whole(given[name])
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
+    )
+    if size * accumulation % group:
+        problem = f"{size} x {accumulation} completions a step are no whole number of groups of {group}"
+        raise ConfigError(problem, code="import-batch", key="per_device_train_batch_size", remedy="Change one of them.")
+    prompts, steps = (size // group, accumulation) if size % group == 0 else (1, size * accumulation // group)
+    made.keys |= {"training.per_device_train_batch_size": prompts, "training.gradient_accumulation_steps": steps}
+    if each := given.get("steps_per_generation"):
+        if _whole(each) % accumulation:
+            made.left_out["steps_per_generation"] = "no whole number of optimizer steps"
+        made.keys[f"{GRPO}.steps_per_generation"] = max(1, _whole(each) // accumulation)
+
+
+def _convert_rewards(made: Imported, given: Mapping[str, object]) -> None:
+    if (names := given.get("reward_funcs")) is None:
+        return
+    listed = [str(name) for name in (names if isinstance(names, list) else [names])]
+    named = given.get("reward_weights")
+    weights = [1.0] * len(listed) if named is None else named if isinstance(named, list) else [named]
+    _check_even(listed, weights, key="reward_weights")
+    made.keys[f"{GRPO}.rewards"] = [
+        {"function": _function_of(name), "weight": weight} for name, weight in zip(listed, weights)
+    ]
+    if unknown := [name for name in listed if ":" not in _function_of(name)]:
+        made.left_out["reward_funcs"] = f"write {', '.join(unknown)} as module:function"
+
+
+def _function_of(name: str) -> str:
+    """``module:function`` where the name says both.
+
+    >>> _function_of("think_format_reward"), _function_of("my.rewards.right"), _function_of("accuracy")
+    ('trl.rewards:think_format_reward', 'my.rewards:right', 'accuracy')
+    """
+    if name in TRL_REWARDS:
+        return f"trl.rewards:{name}"
+    module, _, function = name.rpartition(".")
+    return f"{module}:{function}" if module else name
+
+
+def _convert_server(made: Imported, given: Mapping[str, object]) -> None:
+    """Host and port as an address; ms-swift names several by lists."""
+    port = given.get("vllm_server_port")
+    if f"{SERVER}.base_url" in made.keys or (port is None and "vllm_server_host" not in given):
+        return
+    ports = port if isinstance(port, list) else [8000 if port is None else port]
+    host = given.get("vllm_server_host", "127.0.0.1")
+    hosts = host if isinstance(host, list) else [host] * len(ports)
+    _check_even(hosts, ports, key="vllm_server_port")
+    urls = [f"http://{'127.0.0.1' if one == '0.0.0.0' else one}:{p}" for one, p in zip(hosts, ports)]
+    made.keys[f"{SERVER}.base_url"] = urls[0] if len(urls) == 1 else urls
+    first = made.keys.pop(f"{SERVER}.group_port", FIRST_GROUP_PORT)
+    listed = first if isinstance(first, list) else [_whole(first) + place for place in range(len(urls))]
+    made.keys[f"{SERVER}.group_port"] = listed[0] if len(urls) == 1 else listed
+
+
+def _to(key: str, change: Callable[[object], object] = lambda value: value) -> Callable[[Imported, object], None]:
+    """A conversion to one key."""
+    return lambda made, value: made.keys.update({key: change(value)})
+
+
+def _set_normalize(made: Imported, value: object) -> None:
+    if value in NORMALIZE:
+        made.keys[f"{GRPO}.normalize"] = NORMALIZE[str(value)]
+    else:
+        made.left_out["loss_type"] = f"{value} has no counterpart; {', '.join(NORMALIZE)} have"
+
+
+def _set_warmup(made: Imported, value: object) -> None:
+    """A share of all steps; without it, ``warmup_steps`` stands."""
+    if value:
+        made.keys["training.warmup_steps"] = value
+
+
+def _set_attention(made: Imported, value: object) -> None:
+    if value in ATTENTION:
+        made.keys["model.attn_impl"] = ATTENTION[str(value)]
+    elif value is not None:
+        made.left_out["attn_implementation"] = f"{value} has no counterpart; {', '.join(ATTENTION)} have"
+
+
+def _set_adapter(made: Imported, value: object) -> None:
+    paths = value if isinstance(value, list) else [value]
+    if len(paths) == 1:
+        made.keys["model.adapter"] = paths[0]
+    elif paths:
+        made.left_out["adapters"] = "name one"
+
+
+def _set_baseline(made: Imported, value: object) -> None:
+    known = {"grpo": "mean", "rloo": "leave_one_out"}
+    if value in known:
+        made.keys[f"{GRPO}.baseline"] = known[str(value)]
+    else:
+        made.left_out["advantage_estimator"] = f"{value} has no counterpart; {', '.join(known)} have"
+
+
+def _set_targets(made: Imported, value: object) -> None:
+    names = value if isinstance(value, list) else [value]
+    if names != ["all-linear"]:
+        made.keys["tuner.target_regex"] = rf".*\.({'|'.join(map(str, names))})"
+
+
+def _to_data(key: str, name: str) -> Callable[[Imported, object], None]:
+    """One JSONL file, which is what ``key`` takes."""
+
+    def set_data(made: Imported, value: object) -> None:
+        paths = value if isinstance(value, list) else [value]
+        if len(paths) == 1 and str(paths[0]).endswith(".jsonl"):
+            made.keys[key] = str(paths[0])
+        elif name == "dataset_name" and value is not None:
+            made.keys |= {DATASET: value, "custom.dataset.columns": {"boxes": None, "prompt": "prompt"}}
+            made.keys.setdefault("custom.dataset.val", "test")
+            made.left_out[name] = "list the columns that rewards read in custom.dataset.columns.metadata"
+        else:
+            made.left_out[name] = "write the data set as one JSONL with prompt or messages per line"
+
+    return set_data
+
+
+def _set_strategy(made: Imported, value: object) -> None:
+    if value in STRATEGIES or str(value).endswith(".json"):
+        made.keys["training.strategy"] = STRATEGIES.get(str(value), value)
+    else:
+        made.left_out["deepspeed"] = f"{value} has no counterpart; {', '.join(STRATEGIES)} and a JSON file have"
+
+
+CONVERTED: dict[str, Callable[[Imported, object], None]] = {
+    "use_vllm": _to(f"{MATCHING}.rollout_backend", lambda value: "vllm" if value else "hf"),
+    "vllm_mode": _to(f"{MATCHING}.vllm.mode"),
+    "loss_type": _set_normalize,
+    "scale_rewards": _to(
+        f"{GRPO}.scale_rewards", lambda value: {"True": "group", "False": "none"}.get(str(value), value)
+    ),
+    "top_k": _to(f"{MATCHING}.decoding.top_k", lambda value: value or -1),
+    "warmup_ratio": _set_warmup,
+    "mask_truncated_completions": _to(f"{GRPO}.mask_truncated_completions"),
+    "overlong_filter": _to(f"{GRPO}.mask_truncated_completions"),
+    "vllm_enable_sleep_mode": _to(f"{VLLM}.sleep_level", lambda value: int(bool(value))),
+    "sleep_level": _to(f"{VLLM}.sleep_level", lambda value: min(_whole(value), 1)),
+    "attn_implementation": _set_attention,
+    "attn_impl": _set_attention,
+    "adapters": _set_adapter,
+    "advantage_estimator": _set_baseline,
+    "lora_target_modules": _set_targets,
+    "target_modules": _set_targets,
+    "dataset": _to_data("custom.train_jsonl", "dataset"),
+    "dataset_name": _to_data("custom.train_jsonl", "dataset_name"),
+    "val_dataset": _to_data("custom.val_jsonl", "val_dataset"),
+    "deepspeed": _set_strategy,
+}
+
+
+def _check_even(ones: Sequence[object], others: Sequence[object], *, key: str) -> None:
+    if len(ones) != len(others):
+        problem, remedy = f"has {len(others)} values for {len(ones)}", "Name as many."
+        raise ConfigError(problem, code="import-uneven", key=key, remedy=remedy)
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"is {value!r}, not a whole number", code="import-batch", key="SOURCE", remedy="Correct it.")
+    return value

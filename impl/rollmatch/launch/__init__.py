@@ -1,0 +1,1 @@
+"""From a command to processes: torchrun, several machines, child processes, Ray."""

@@ -1,0 +1,183 @@
+"""``rollmatch eval``: roll out one split with a run's policy, or with the model of a YAML, and judge its boxes."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from rollmatch.config import RunConfig, load_config
+from rollmatch.config.files import check_model
+from rollmatch.data.splits import load_split
+from rollmatch.errors import ConfigError, DataError, LaunchError
+from rollmatch.model.source import with_local_model
+from rollmatch.records import Rollout, Sample
+from rollmatch.run.directory import RESOLVED, last_checkpoint
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
+
+SPLITS = ("train", "val")
+FIGURES = "eval.json"
+
+
+class EvaluationTarget(NamedTuple):
+    """What is evaluated."""
+
+    config: RunConfig
+    directory: Path
+    """Of the run, wherever it was moved; of a YAML, the one that it names."""
+    checkpoint: Path | None
+    """None: the model as the YAML names it."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps of the checkpoint."""
+        return int(self.checkpoint.name.rpartition("-")[2]) if self.checkpoint else 0
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """Write ``eval.json`` and ``eval.html``, print the main figures. Errors: ``not-a-run``, ``eval-not-detection``,
+    ``eval-beams``, ``checkpoint-missing``, those of samples and of the rollout backend."""
+    subject = _read(options)
+    _check(subject.config)
+    samples = _load(subject.config, options)
+    out = options.out or subject.directory / f"eval-{options.split}-{subject.step:06d}"
+    out.mkdir(parents=True, exist_ok=True)
+    rollouts, objective = _roll_out(subject, samples, out)
+    figures = judge(objective, samples, rollouts)
+    from rollmatch.report.detection import write_detection_page
+    from rollmatch.report.evaluations import load_evaluation
+
+    record = {"step": subject.step, "split": options.split, "score": "token_probability", **figures}
+    (out / FIGURES).write_text(json.dumps(record), encoding="utf-8")
+    name = Path(options.subject).resolve().name
+    page = write_detection_page(
+        out,
+        title=f"{name}, {options.split}, step {subject.step:,}",
+        metrics=figures["metrics"],
+        by_desc=figures["by_desc"],
+        evaluation=load_evaluation(out / FIGURES),
+    )
+    _print(figures["metrics"])
+    print(f"figures: {out / FIGURES}\npage: {page}")
+
+
+def _read(options: argparse.Namespace) -> EvaluationTarget:
+    path = Path(options.subject)
+    if not path.is_dir():
+        if options.checkpoint:
+            problem, remedy = "belongs to a run, but a YAML was named", "Name the run directory, or leave it out."
+            raise LaunchError(problem, code="checkpoint-missing", key="--checkpoint", remedy=remedy)
+        config = with_local_model(load_config(options.subject, options.overrides))
+        return EvaluationTarget(config, Path(config.training.output_dir), None)
+    if not (path / RESOLVED).is_file():
+        problem, remedy = f"{path} has no {RESOLVED}", "Name a YAML, or the training.output_dir of a run."
+        raise LaunchError(problem, code="not-a-run", key="RUN", remedy=remedy)
+    checkpoint = options.checkpoint or last_checkpoint(path)
+    if checkpoint is None or not checkpoint.is_dir():
+        problem, remedy = f"{checkpoint or path} holds no whole checkpoint", "Name a checkpoint directory of the run."
+        raise LaunchError(problem, code="checkpoint-missing", key="--checkpoint", remedy=remedy)
+    if not checkpoint.name.rpartition("-")[2].isdecimal():
+        problem, remedy = f"{checkpoint} does not end with a step", "Rename it to checkpoint-STEP."
+        raise LaunchError(problem, code="checkpoint-missing", key="--checkpoint", remedy=remedy)
+    return EvaluationTarget(with_local_model(load_config(str(path / RESOLVED), options.overrides)), path, checkpoint)
+
+
+def _check(config: RunConfig) -> None:
+    check_model(config)
+    if config.custom.learns_from_rewards:
+        problem = f"{config.custom.trainer_variant} has no boxes to judge"
+        remedy = "Name a detection run; rewards of other runs are in its page and evaluations/."
+        raise ConfigError(problem, code="eval-not-detection", key="custom.trainer_variant", remedy=remedy)
+    if config.custom.extra.rollout_matching.num_beams > 1:
+        problem, remedy = "beams have no token probabilities to score by", "Set it to 1 (--set)."
+        raise ConfigError(problem, code="eval-beams", key="custom.extra.rollout_matching.num_beams", remedy=remedy)
+
+
+def _load(config: RunConfig, options: argparse.Namespace) -> Sequence[Sample]:
+    skipped: list[DataError] | None = [] if options.skip_bad else None
+    samples = load_split(config.custom, options.split, ordering="as_given", skipped=skipped)
+    for error in skipped or ():
+        print(f"skipped: {error}", file=sys.stderr)
+    return samples[: options.limit]
+
+
+def _roll_out(
+    subject: EvaluationTarget, samples: Sequence[Sample], out: Path
+) -> "tuple[list[Rollout], RolloutMatchingObjective]":
+    """One rollout per sample, by the configured backend with the subject's weights."""
+    from rollmatch.config.effective import enforce_eager, rollout_backend
+    from rollmatch.config.servers import uses_servers
+    from rollmatch.run.machine import check_engine, has_gpu, set_environment
+    from rollmatch.startup import loading
+
+    config = subject.config
+    if uses_servers(config):
+        from rollmatch.run.server_checks import WaitPolicy, wait_for_servers
+
+        wait_for_servers(config, WaitPolicy(), gpus=())
+    else:
+        check_engine(rollout_backend(config))
+    set_environment(eager=enforce_eager(config, on_gpu=has_gpu()))
+    with loading():
+        from transformers.utils.logging import disable_progress_bar
+
+        from rollmatch.journal import Journal
+        from rollmatch.ranks import Ranks
+        from rollmatch.run.assemble import make_source, make_template
+        from rollmatch.run.objectives import make_objective
+        from rollmatch.weights.named_weights import named_weights
+
+        disable_progress_bar()
+        template, model = make_template(config), _policy(subject)
+    journal = Journal(out / "journal.jsonl")
+    source = make_source(config, model, template, journal=journal, ranks=Ranks.from_environment())
+    try:
+        source = replace(source, eval_decoding=replace(source.eval_decoding, logprobs=True))
+        source.sync(subject.step, lambda: named_weights(model))
+        rollouts = source.roll_out(samples, subject.step, purpose="eval")
+    finally:
+        source.fence.backend.close()
+        journal.close()
+    return rollouts, cast("RolloutMatchingObjective", make_objective(config, template))  # see _check
+
+
+def _policy(subject: EvaluationTarget) -> "nn.Module":
+    from rollmatch.run.assemble import read_policy
+    from rollmatch.run.export import load_trained
+
+    if subject.checkpoint is None:
+        return read_policy(subject.config)
+    return load_trained(subject.config, subject.checkpoint)
+
+
+def judge(
+    objective: "RolloutMatchingObjective", samples: Sequence[Sample], rollouts: Sequence[Rollout]
+) -> dict[str, Any]:
+    """Metrics, figures by class, and all scenes with the scores of their predictions."""
+    from rollmatch.objectives.rollout_matching.detection import Answered, judge_detection, object_scores
+    from rollmatch.objectives.rollout_matching.objective import describe_scene
+
+    target, answers, scenes = objective.eval_target, [], []
+    for sample, rollout in zip(samples, rollouts, strict=True):
+        matched = target.match(sample, rollout)
+        parsed = matched.parsed
+        scores = object_scores(parsed.objects, rollout, target.vocabulary)
+        answers.append(Answered(sample=sample, parsed=parsed, scores=scores))
+        scene = describe_scene(sample, rollout, matched, target.vocabulary)
+        predicted = [one | {"score": score} for one, score in zip(scene["predicted"], scores, strict=True)]
+        scenes.append(scene | {"predicted": predicted})
+    figures = judge_detection(answers, target.match_rules)
+    gate = target.match_rules.maskiou_gate
+    return {"metrics": figures.metrics, "by_desc": figures.by_desc, "iou_threshold": gate, "scenes": scenes}
+
+
+def _print(metrics: Mapping[str, float | None]) -> None:
+    for name in ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large", "AR_100", "f1@0.5", "f1_desc@0.5"):
+        value = metrics[name]
+        print(f"{name:12} {'-' if value is None else f'{value:.3f}'}")

@@ -1,0 +1,141 @@
+"""Reward functions, environments, answer formats and callbacks that the configuration names.
+
+Import no torch, so that ``check`` can load them.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from rollmatch.config import RunConfig
+from rollmatch.config.named import load_named
+from rollmatch.environments.environment import MakeEnvironment, load_environment, show
+from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
+from rollmatch.objectives.grpo.reward import CallLimits, Reward, load_rewards_of
+from rollmatch.objectives.rollout_matching.answer_format import ANSWER_FORMATS, AnswerFormat
+from rollmatch.records import Sample
+
+Loaded = TypeVar("Loaded")
+
+
+class CallbackUnknown(ConfigError):
+    """A callback is named as module:class, can be imported, and is made without arguments."""
+
+    code = "callback-unknown"
+
+
+class AnswerFormatUnknown(ConfigError):
+    """An answer format is one of the four by name, or a class that derives from ``AnswerFormat``."""
+
+    code = "answer-format-unknown"
+
+
+def load_callbacks(config: RunConfig) -> tuple[object, ...]:
+    """Classes, or callbacks as they are. Errors: ``ErrorList`` of ``CallbackUnknown``."""
+    return _load_each(
+        partial(_load_callback, name, f"training.callbacks.{place}")
+        for place, name in enumerate(config.training.callbacks)
+    )
+
+
+def _load_each(loads: Iterable[Callable[[], Sequence[Loaded]]]) -> tuple[Loaded, ...]:
+    """What all return. Errors: ``ErrorList`` of every ``ConfigError``."""
+    found: list[Loaded] = []
+    errors: list[RollmatchError] = []
+    for load in loads:
+        try:
+            found += load()
+        except ConfigError as error:
+            errors.append(error)
+    if errors:
+        raise ErrorList(errors)
+    return tuple(found)
+
+
+def _load_callback(name: str, key: str) -> list[object]:
+    found = load_named(name, key=key, kind="class", refuse=CallbackUnknown)
+    if not any(event.startswith("on_") for event in dir(found)):
+        remedy = "Name a transformers.TrainerCallback."
+        raise CallbackUnknown(f"{name} has no method that begins with on_", key=key, remedy=remedy)
+    if inspect.isclass(found):
+        try:
+            inspect.signature(found).bind()
+        except TypeError as error:
+            remedy = "Derive a class that gives them, and name that."
+            raise CallbackUnknown(f"{name} needs arguments: {error}", key=key, remedy=remedy) from error
+    return [found]
+
+
+def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
+    """Import them; none for an objective that has no rewards.
+
+    Errors: ``ErrorList`` of ``RewardUnknown`` and ``reward-signature``.
+    """
+    if not config.custom.learns_from_rewards:
+        return ()
+    return _load_each(
+        partial(
+            load_rewards_of,
+            entry.function,
+            key=f"custom.extra.grpo.rewards.{place}.function",
+            shown=entry.shown_name,
+            weight=entry.weight,
+            limits=CallLimits(timeout_s=entry.timeout_s, processes=entry.processes),
+        )
+        for place, entry in enumerate(config.custom.extra.grpo.rewards)
+    )
+
+
+def load_answer_format(name: str, *, key: str) -> AnswerFormat:
+    """One of the four, or what ``module:Class`` makes without arguments. Errors: ``AnswerFormatUnknown``."""
+    if name in ANSWER_FORMATS:
+        return ANSWER_FORMATS[name]
+    made = load_named(name, key=key, kind="Class", refuse=AnswerFormatUnknown)
+    made = made() if callable(made) else made
+    if not isinstance(made, AnswerFormat):
+        remedy = "Derive the class from rollmatch.AnswerFormat; it is made without arguments."
+        raise AnswerFormatUnknown(f"{name} makes no AnswerFormat", key=key, remedy=remedy)
+    return made
+
+
+def load_configured_format(config: RunConfig) -> AnswerFormat:
+    """What ``answer_format`` names. Errors: ``AnswerFormatUnknown``."""
+    key = "custom.extra.rollout_matching.answer_format"
+    return load_answer_format(config.custom.extra.rollout_matching.answer_format, key=key)
+
+
+def needs_coord_tokens(config: RunConfig) -> bool:
+    """Whether the model's vocabulary must hold the coordinate tokens. Errors: ``AnswerFormatUnknown``."""
+    return not config.custom.learns_from_rewards and load_configured_format(config).uses_tokens
+
+
+def load_configured_environment(config: RunConfig) -> MakeEnvironment | None:
+    """What makes environments; None where none is named. Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``."""
+    entry = config.custom.extra.environment
+    if entry.name is None:
+        return None
+    return load_environment(entry.name, entry.options, key="custom.extra.environment.name")
+
+
+def with_first_observations(config: RunConfig, samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Samples with what their environments show first; as they are where there is no environment.
+
+    Errors: ``ErrorList`` of what environments could not begin with.
+    """
+    make = load_configured_environment(config)
+    if make is None:
+        return samples
+    prompts = config.custom.prompts
+    system = (("system", prompts.system),) if prompts.system else ()
+    prompt = (*system, ("user", prompts.user))
+    shown: list[Sample] = []
+    errors: list[TargetError] = []
+    for sample in samples:
+        try:
+            shown.append(show(make, sample, run_seed=config.training.seed, asked=prompt))
+        except TargetError as error:
+            errors.append(error)
+    if errors:
+        raise ErrorList(errors)
+    return shown

@@ -1,0 +1,126 @@
+"""Everything that can be checked before a model is loaded, reported together. Imports no torch.
+
+``check_training_arguments`` alone needs transformers; prompts, which need it too, are in ``prompts``.
+"""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+
+from rollmatch.config import RunConfig, check_files
+from rollmatch.config.training import TrainingConfig
+from rollmatch.data import BadSamples
+from rollmatch.data.splits import Split, load_split, origin_of
+from rollmatch.errors import ConfigError, ErrorList, RollmatchError
+from rollmatch.model.source import checkpoints_in
+from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.records import Sample
+from rollmatch.run.directory import probe_output_dir
+from rollmatch.run.plugins import load_callbacks, load_rewards, needs_coord_tokens, with_first_observations
+from rollmatch.startup import loading
+
+REPORTERS = {"wandb": ("wandb",), "tensorboard": ("tensorboard", "tensorboardX")}
+"""Reporter -> the packages of which one must be installed."""
+
+
+def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]:
+    """Training and validation samples, after all checks.
+
+    Errors: ``ErrorList`` of all that is wrong with files, samples, tokenizer, rewards, environment, reporters and the
+    output directory.
+    """
+    errors: list[RollmatchError] = []
+    _collect(errors, partial(check_files, config))
+    if all(error.key != "model.model" for error in errors):
+        _collect(errors, partial(_check_tokenizer, config))
+    _collect(errors, partial(_check_model_elsewhere, config))
+    _collect(errors, partial(load_rewards, config))
+    _collect(errors, partial(load_callbacks, config))
+    _collect(errors, partial(_check_reporters, config))
+    if (problem := probe_output_dir(Path(config.training.output_dir))) is not None:
+        errors.append(problem)
+    samples: list[Sequence[Sample]] = []
+    splits: tuple[Split, Split] = ("train", "val")
+    for split in splits:
+        if config.custom.dataset is not None or Path(origin_of(config.custom, split)).is_file():
+            _collect(errors, partial(_load_into, samples, config, split))
+    if errors:
+        raise ErrorList(errors)
+    train, val = (with_first_observations(config, part) for part in samples)
+    return train, val
+
+
+def check_training_arguments(training: TrainingConfig) -> None:
+    """Compare optimizer, schedule and extra arguments with transformers. Errors: ``ErrorList``."""
+    with loading():
+        from transformers import TrainingArguments
+        from transformers.trainer_utils import SchedulerType
+        from transformers.training_args import OptimizerNames
+    known = [field.name for field in fields(TrainingArguments)]
+    errors = [
+        _unknown(f"training.extra_arguments.{name}", name, known, code="argument-unknown")
+        for name in training.extra_arguments
+        if name not in known
+    ]
+    for key, value, kind in (
+        ("training.optim", training.optim, OptimizerNames),
+        ("training.lr_scheduler_type", training.lr_scheduler_type, SchedulerType),
+    ):
+        choices = [str(choice.value) for choice in kind]
+        if value not in choices:
+            errors.append(_unknown(key, value, choices, code="not-a-choice"))
+    if errors:
+        raise ErrorList(errors)
+
+
+def _unknown(key: str, value: str, choices: Sequence[str], *, code: str) -> ConfigError:
+    close = get_close_matches(value, choices)
+    remedy = f"Did you mean {close[0]}?" if close else "Use a name of transformers.TrainingArguments, or remove it."
+    return ConfigError(f"transformers does not know {value!r}", code=code, key=key, remedy=remedy)
+
+
+def _collect(errors: list[RollmatchError], check: Callable[[], object]) -> None:
+    try:
+        check()
+    except BadSamples as bad:  # kept whole: it knows how many of its errors to hide
+        errors.append(bad)
+    except ErrorList as several:
+        errors += several.errors
+    except RollmatchError as error:
+        errors.append(error)
+
+
+def _load_into(samples: list[Sequence[Sample]], config: RunConfig, split: Split) -> None:
+    samples.append(load_split(config.custom, split))
+
+
+def _check_tokenizer(config: RunConfig) -> None:
+    try:
+        Vocabulary.load(config.model.model, coordinates=needs_coord_tokens(config))
+    except RollmatchError:
+        raise
+    except Exception as error:  # tokenizers raises Exception itself for a file that it cannot read
+        problem, remedy = f"tokenizer.json cannot be read: {error}", "Save the model's fast tokenizer again."
+        raise ConfigError(problem, code="tokenizer-unreadable", key="model.model", remedy=remedy) from error
+
+
+def _check_model_elsewhere(config: RunConfig) -> None:
+    """A run removes the checkpoints in its directory, at the latest when it has newer ones."""
+    own = [checkpoint.resolve() for checkpoint in checkpoints_in(Path(config.training.output_dir))]
+    for name in ("model", "adapter"):
+        given = getattr(config.model, name)
+        place = None if given is None else Path(given).resolve()
+        if place is not None and any(checkpoint in (place, *place.parents) for checkpoint in own):
+            problem, remedy = f"holds {given}, which this run would remove", "Name another directory."
+            raise ConfigError(problem, code="model-in-output-dir", key="training.output_dir", remedy=remedy)
+
+
+def _check_reporters(config: RunConfig) -> None:
+    for name in config.training.report_to:
+        packages = REPORTERS.get(name, ())
+        if packages and not any(importlib.util.find_spec(package) for package in packages):
+            problem, remedy = f"{name} is not installed", f"Install it (pip install {name}), or remove it here."
+            raise ConfigError(problem, code="reporter-missing", key="training.report_to", remedy=remedy)
