@@ -1,0 +1,70 @@
+"""Rollout servers of drawn runs: they write by a script, record every call, and hold the weights of every sync."""
+
+import io
+import struct
+from contextlib import contextmanager
+
+from PIL import Image
+from safetensors.torch import load_file
+
+from conformance.oracle.script import write
+from conformance.ports import free_port
+from conformance.weights.native_double import ROUTES, NativeDouble, serving
+
+
+class ScriptedServer(NativeDouble):
+    """Of the native dialect. ``fails``: (route, number of the call, what happens: drop or away)."""
+
+    def __init__(self, directory, words, variant, fails=()):
+        super().__init__(load_file(directory / "model.safetensors"))
+        self.words, self.variant, self.fails = words, variant, list(fails)
+        self.log, self.kept, self.counts, self.is_away = [], {}, {}, False
+
+    def answer(self, handler):
+        name = ROUTES.get(handler.path.rstrip("/"))
+        self.counts[name] = self.counts.get(name, 0) + 1
+        failing = [what for route, number, what in self.fails if (route, number) == (name, self.counts[name])]
+        self.is_away |= "away" in failing
+        if failing or self.is_away:
+            handler.connection.close()
+            return
+        super().answer(handler)
+
+    def commit(self, body):
+        made = super().commit(body)
+        self.log.append(("commit", self.policy_version, None))
+        self.kept[self.policy_version] = {name: tensor.clone() for name, tensor in self.served.items()}
+        return made
+
+    def infer(self, body):
+        made = super().infer(body)
+        sizes = [Image.open(io.BytesIO(raw)).size for raw in body["images"]]
+        for request, response in zip(body["requests"], made["responses"], strict=True):
+            sampling = request.get("sampling", body["sampling"])
+            prompt = struct.unpack(f"<{len(request['prompt_token_ids']) // 4}i", request["prompt_token_ids"])
+            ids, logprobs = write(self.words, prompt, request["seed"], sampling["max_tokens"], self.variant)
+            if sampling["top_k"] == 1:  # the only token left is certain
+                logprobs = [0.0] * len(ids)
+            else:
+                self.log.append(("infer", self.policy_version, (prompt, request["seed"], sampling)))
+            seen = self.words.expanded(prompt, [sizes[place] for place in request["images"]])
+            response |= {"response_token_ids": _packed(ids, "i"), "prompt_token_ids": _packed(seen, "i")}
+            response["finish_reason"] = "stop" if ids[-1] == self.words.stop else "length"
+            if sampling.get("logprobs"):
+                response["logprobs"] = _packed(logprobs, "f")
+        return made
+
+
+def _packed(numbers, kind):
+    return struct.pack(f"<{len(numbers)}{kind}", *numbers)
+
+
+@contextmanager
+def scripted(draw, directory, words):
+    """The servers of a draw, and the keys that name them; none where it has none."""
+    variant = draw["keys"]["custom.trainer_variant"]
+    servers = [ScriptedServer(directory, words, variant, one.get("fails", ())) for one in draw.get("servers", [])]
+    with serving(*servers) as urls:
+        section = "custom.extra.rollout_matching.vllm"
+        named = [{"base_url": url, "group_port": free_port()} for url in urls]
+        yield servers, {f"{section}.mode": "server", f"{section}.server.servers": named} if servers else {}

@@ -1,0 +1,202 @@
+"""Whole valid runs, at random. A value is neutral only where it was drawn so."""
+
+from hypothesis import strategies as st
+
+from conformance.draws.models import PACKABLE
+from conformance.oracle.defaults import G, R, T, V
+from conformance.oracle.script import BOXES, NAMES
+
+HERE = "conformance.oracle.rewards"
+SIZES = ("32-32", "64-32", "32-96")
+COSTLY = 12
+"""One draw of so many has several ranks: processes take ten seconds to start."""
+
+
+@st.composite
+def runs(draw):
+    """A draw: family, samples, keys; also servers, ranks, dropout, the step to resume from."""
+
+    def one_of(*values):
+        return draw(st.sampled_from(values))
+
+    variant = one_of("grpo", "grpo", "vineppo", "vineppo_mcts", "rollout_matching_sft", "sft")
+    made = {"keys": {"custom.trainer_variant": variant}, "servers": []}
+    is_paid = variant not in ("sft", "rollout_matching_sft")
+    made["family"] = one_of("qwen3", "llama", "granite", "gemma3_text", "qwen3_vl") if is_paid else "qwen3_vl"
+    made["keys"] |= _training(one_of, made) | _decoding(one_of)
+    if variant.startswith("vineppo") or variant == "rollout_matching_sft" or (variant == "grpo" and one_of(1, 0)):
+        _servers(one_of, made)
+    else:
+        made["keys"] |= {f"{R}.rollout_backend": "hf", f"{R}.rollout_generate_batch_size": one_of(1, 3)}
+    made["keys"] |= _grpo(one_of, variant) | _vineppo(one_of) if is_paid else _matching(one_of, made)
+    made["samples"] = [_sample(one_of, made, number) for number in range(one_of(3, 5, 8))]
+    _tuner(one_of, made)
+    if made["servers"] and not any(one.get("fails") for one in made["servers"]) and variant == "grpo":
+        _ahead(one_of, made)
+    if one_of(*range(COSTLY)) == COSTLY - 1 and "dropout" not in made:
+        made["ranks"] = one_of(2, 3)
+    elif not any(one.get("fails") for one in made["servers"]) and one_of(0, 0, 1):
+        made["resume"] = one_of(*range(1, made["keys"][f"{T}.max_steps"]))
+    return made
+
+
+def _training(one_of, made):
+    keys = {
+        "seed": one_of(7, 0, 12345),
+        "max_steps": one_of(2, 3, 4),
+        "per_device_train_batch_size": one_of(1, 2),
+        "gradient_accumulation_steps": one_of(1, 2),
+        "learning_rate": one_of(0.03, 0.1),
+        "lr_scheduler_type": one_of("constant", "linear", "cosine", "constant_with_warmup"),
+        "warmup_steps": one_of(0, 2, 0.3),
+        "weight_decay": one_of(0.0, 0.1),
+        "max_grad_norm": one_of(0.5, 1e9, 0),
+        "optim": one_of("sgd", "sgd", "adamw_torch"),
+        "eval_scenes": 1,
+    }
+    if keys["optim"] == "adamw_torch":
+        keys |= {"adam_beta1": one_of(0.9, 0.5), "adam_beta2": one_of(0.999, 0.8), "adam_epsilon": 0.01}
+    is_paid = made["keys"]["custom.trainer_variant"] not in ("sft", "rollout_matching_sft")
+    length, attention = one_of(64, 72) if is_paid else one_of(420, 600), one_of("packed", "sdpa", "eager")
+    if made["family"] in PACKABLE and attention == "packed":
+        keys |= one_of({}, {"packing": True}, {"padding_free": True})
+        if "packing" not in keys and one_of(True, False):
+            keys |= {"tokens_per_micro_batch": length, "gradient_accumulation_steps": 1}
+    return {f"{T}.{name}": value for name, value in keys.items()} | {
+        "global_max_length": length,
+        "model.attn_impl": attention,
+    }
+
+
+def _decoding(one_of):
+    return {
+        f"{R}.max_new_tokens": one_of(5, 3, 7),
+        f"{R}.decoding.temperature": one_of(0.7, 1.3, 1.0),
+        f"{R}.decoding.top_p": one_of(0.9, 1.0),
+        f"{R}.decoding.top_k": one_of(-1, 20),
+        f"{R}.repetition_penalty": one_of(1.0, 1.2),
+    }
+
+
+def _servers(one_of, made):
+    """One to three; one of several may go away for good, or drop a connection."""
+    made["servers"] = [{} for _ in range(one_of(1, 2, 3))]
+    if len(made["servers"]) > 1 and one_of(False, False, True):
+        place = one_of(*range(len(made["servers"])))
+        made["servers"][place] = {"fails": [["infer", one_of(3, 4, 5), one_of("drop", "away")]]}
+        made["keys"] |= {f"{R}.vllm.server.min_servers": 1, f"{R}.vllm.server.retry_budget_s": 0.3}
+
+
+def _grpo(one_of, variant):
+    rewards = [{"function": f"{HERE}:spread", "weight": one_of(1.0, 0.3)}]
+    rewards = one_of(rewards, [*rewards, {"function": f"{HERE}:long", "weight": -0.5}])
+    keys = {
+        "num_generations": one_of(2, 3),
+        "rewards": one_of(rewards, rewards, [{"function": f"{HERE}:fails"}]) if variant == "grpo" else rewards,
+        "baseline": one_of("mean", "leave_one_out"),
+        "scale_rewards": one_of("group", "batch", "none"),
+        "mask_truncated_completions": one_of(False, True),
+        "normalize": one_of("token", "sequence", "constant"),
+        "epsilon": one_of(0.2, 0.01),
+        "epsilon_high": one_of(None, 0.28, 0.005),
+        "ratio_cap": one_of(None, 1.5),
+        "beta": one_of(0.0, 0.1),
+        "old_logprobs": one_of("recomputed", "server"),
+        "correction_cap": one_of(2.0, None, 0.9),
+        "eval_temperature": one_of(0.0, 0.8),
+        "steps_per_generation": one_of(1, 1, 2),
+        "num_iterations": one_of(1, 1, 2),
+    }
+    return {f"{G}.{name}": value for name, value in keys.items()}
+
+
+def _vineppo(one_of):
+    keys = {
+        "num_continuations": one_of(2, 3),
+        "siblings": one_of("none", "prompt", "all"),
+        "steps": one_of("lines", "tokens", "low_probability"),
+        "step_tokens": one_of(2, 3),
+        "step_probability": 0.001,  # of the scripts' log-probabilities, -8 to -6, some are below
+        "step_every": one_of(1, 2),
+        "answer_mark": one_of("", "1"),
+        "max_steps": one_of(None, 2),
+        "normalization": one_of("whiten", "scale", "none"),
+        "unfinished_return": one_of(0.0, None, -1.0),
+        "search.num_rounds": one_of(1, 2),
+        "search.num_per_round": one_of(1, 3),
+        "search.num_least": one_of(1, 2),
+    }
+    return {f"{V}.{name}": value for name, value in keys.items()}
+
+
+def _matching(one_of, made):
+    keys = {
+        "candidate_top_k": one_of(10, 1),
+        "maskiou_gate": one_of(0.3, 0.8),
+        "maskiou_resolution": one_of(256, 40),
+        "fp_cost": one_of(1.0, 0.2),
+        "fn_cost": one_of(1.0, 0.1),
+        "target_sigma": one_of(2.0, 0.7),
+        "target_truncate": one_of(None, 3),
+        "temperature_coord": one_of(1.0, 1.7),
+        "soft_ce_weight": one_of(1.0, 0.3),
+        "w1_weight": one_of(1.0, 0.0, 5.0),
+        "gate_weight": one_of(0.0, 0.4),
+        "desc_ce_weight": one_of(1.0, 0.0, 0.5),
+        "desc_ce_weight_matched": one_of(0.0, 0.5),
+        "eval_iou": one_of(0.5, 0.9),
+        "max_new_tokens": one_of(160, 90) if made["servers"] else 4,
+    }
+    prompts = {"custom.prompts.system": one_of("", "s"), "custom.prompts.user": "find"}
+    return {f"{R}.{name}": value for name, value in keys.items()} | prompts
+
+
+def _sample(one_of, made, number):
+    """With one to three pictures, in any message, where the family takes them; prompts differ."""
+    pictures = [f"{one_of(*SIZES)}-{number}{i}.png" for i in range(one_of(0, 1, 2, 3))]
+    if made["keys"]["custom.trainer_variant"] in ("sft", "rollout_matching_sft"):
+        objects = [{"desc": one_of(*NAMES), "bbox_2d": list(one_of(*BOXES))} for _ in range(one_of(0, 1, 2, 3))]
+        width, height = map(int, (size := one_of(*SIZES)).split("-"))
+        return {"images": [f"{size}-{number}.png"], "objects": objects, "width": width, "height": height}
+    if made["family"] != "qwen3_vl" or not pictures:
+        return {"prompt": f"{number}{one_of('a', 'é+', ' bc')}"}
+    texts = [f"{number}", one_of("x", "yé")][: one_of(1, 2)]
+    for _ in pictures:
+        place = one_of(*range(len(texts)))
+        texts[place] = one_of("<image>{}", "{}<image>", "{}<image>z").format(texts[place])
+    chat = [texts[0]] if len(texts) == 1 else [texts[0], "ok", texts[1]]
+    roles = ("user", "assistant", "user")
+    messages = [{"role": role, "content": text} for role, text in zip(roles, chat, strict=False)]
+    return {"images": pictures, "messages": messages}
+
+
+def _tuner(one_of, made):
+    """Adapters, frozen parts, or dropout that can be followed."""
+    kind = one_of("full", "full", "lora", "frozen", "dropout")
+    keys = made["keys"]
+    if kind == "lora":
+        keys |= {"tuner.train_type": "lora", "tuner.lora_rank": one_of(2, 4), "tuner.lora_alpha": one_of(3, 8)}
+        keys |= one_of({}, {"tuner.use_rslora": True}, {"tuner.use_dora": True})
+        keys |= {
+            "tuner.target_regex": one_of(".*layers.0.*(q|down)_proj", ".*language_model.*_proj|model.layers.*_proj")
+        }
+        keys |= {f"{T}.lr_scheduler_type": one_of("linear", "cosine"), f"{T}.warmup_steps": 1}
+    elif kind == "frozen" and made["family"] == "qwen3_vl":
+        part = one_of("vit", "aligner", "llm")
+        keys |= {f"tuner.freeze_{part}": True}
+    elif kind == "dropout":
+        made["dropout"] = 0.25
+        keys |= {"model.attn_impl": "eager", "training.callbacks": ["conformance.draws.models:SteadyDropout"]}
+        for name in ("packing", "padding_free", "tokens_per_micro_batch"):
+            keys.pop(f"{T}.{name}", None)
+
+
+def _ahead(one_of, made):
+    """Rollouts of later windows are requested while the learner learns."""
+    keys = made["keys"]
+    length = keys[f"{G}.steps_per_generation"] * keys[f"{G}.num_iterations"]
+    if one_of(0, 1) and f"{T}.packing" not in keys:
+        keys |= {f"{R}.overlap": "ahead", f"{R}.max_staleness": 2 * length - 1 + one_of(0, 1)}
+        keys |= one_of({}, {f"{R}.pieces_per_server": 2})
+        if keys[f"{G}.correction_cap"] is None:
+            keys[f"{G}.old_logprobs"] = "server"

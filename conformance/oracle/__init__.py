@@ -1,0 +1,1 @@
+"""A slow oracle: whole runs computed naively, from the specification and the papers; it knows no product."""

@@ -1,0 +1,296 @@
+"""A whole run, computed naively from its keys; the weights of each step are read from the product's checkpoints.
+
+So each step is judged by itself: what goes in is what the product had, what comes out is compared with what it made.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from conformance.oracle import matching, values
+from conformance.oracle.defaults import DEFAULTS, G, R, T, V, below
+from conformance.oracle.gradients import Optimizer, group_advantages, policy_step
+from conformance.oracle.plan import rows_of, seed_of, windows
+from conformance.oracle.policy import PICTURE, Policy, words_of
+from conformance.oracle.rewards import pay
+from conformance.oracle.sampling import sample
+from conformance.oracle.script import write
+
+
+@dataclass
+class Step:
+    """What one optimizer step must have been; lists have an entry per rank."""
+
+    figures: dict = field(default_factory=dict)
+    weights: dict = field(default_factory=dict)
+    requested: list = field(default_factory=list)
+    """(sample ids, seeds); empty where the step rolls nothing out."""
+    rewards: list = field(default_factory=list)
+    values: list = field(default_factory=list)
+    learnt: list = field(default_factory=list)
+    """Sample ids of the step's segments, sorted."""
+
+
+class Refused(Exception):
+    """The product must end the run with this code."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Oracle:
+    """One drawn run: ``draw`` has family, keys, samples, servers, ranks; ``folder`` its data, ``run`` what it wrote."""
+
+    def __init__(self, draw: dict, directory: Path, folder: Path, servers: list) -> None:
+        self.draw, self.folder, self.run, self.servers = draw, folder, folder / "run", servers
+        self.keys = DEFAULTS | draw["keys"]
+        self.variant = self.keys["custom.trainer_variant"]
+        self.rules, tuner = below(self.keys, G), below(self.keys, "tuner")
+        self.words, self.policy = words_of(directory), Policy(directory, tuner)
+        self.sampler = Policy(directory, tuner, dtype=torch.float32)
+        self.reference = self.policy if self.policy.adapts else Policy(directory, tuner)
+        self.num_steps, self.ranks = self.keys[f"{T}.max_steps"], draw.get("ranks", 1)
+        self.optimizer = Optimizer(below(self.keys, T), self.num_steps)
+        self.version, self.synced, self.calls = 0, {}, []
+        self.waiting = [[] for _ in range(self.ranks)]
+        self.is_paid = self.variant in ("grpo", "vineppo", "vineppo_mcts")
+        self.repeats = self.rules["num_generations"] if self.is_paid else 1
+        if not self.is_paid:  # these keys are for rewards
+            self.keys |= {f"{G}.steps_per_generation": 1, f"{G}.num_iterations": 1}
+        self.decoding = {"repetition_penalty": self.keys[f"{R}.repetition_penalty"]} | below(self.keys, f"{R}.decoding")
+        wanted = self.rules["old_logprobs"] == "server" or self.rules["correction_cap"] is not None
+        wanted |= self.variant != "grpo" and self.keys[f"{V}.steps"] == "low_probability"
+        self.decoding["logprobs"] = self.is_paid and wanted
+
+    def steps(self):
+        """Every optimizer step in turn; before each, the product's weights replace the oracle's."""
+        made = None
+        plan = windows(len(self.draw["samples"]), self.keys, ranks=self.ranks, num_steps=self.num_steps)
+        if self.policy.adapts:  # the first step has a rate of 0: it leaves adapters as they began
+            self.take(self.run / "checkpoint-1")
+            moved = [n for n, w in self.policy.weights.items() if "lora_B" in n and bool(w.any())]
+            assert not moved, f"adapters that begin somewhere: {moved}"
+        for step, (first, whole, places, num_batches) in enumerate(plan):
+            if step:
+                self.take(self.run / f"checkpoint-{step}")
+            result = Step()
+            if step == first:
+                made = self.roll_out(step, whole, result)
+            both, n = zip(made, places, strict=True), self.repeats
+            segments = [[own[p * n + i] for p in at for i in range(n)] for own, at in both]
+            self.learn(step, segments, num_batches, result)
+            yield step, result
+
+    def take(self, checkpoint: Path) -> None:
+        """The product's weights, as the next step finds them."""
+        self.policy.take(checkpoint)
+        self.sampler.take(checkpoint)
+
+    def sync(self, step: int) -> None:
+        """Servers get the weights before the first rollout of a step."""
+        if step not in self.synced.values() and not (self.variant == "sft" and 0 < step < self.num_steps):
+            self.version += 1
+            self.synced[self.version] = step
+
+    def roll_out(self, step: int, whole: list, result: Step) -> list:
+        """[rank] completions of a window, judged and compared."""
+        per_rank = []
+        if self.variant != "sft":
+            self.sync(step)
+        for rank, samples in enumerate(whole):
+            asked = [index for index in samples for _ in range(self.repeats)]
+            if self.variant == "sft":
+                rollouts = [([], [])] * len(asked)
+            else:
+                seeds = [seed_of(self.keys, step=step, rank=rank, index=i) for i in range(len(asked))]
+                result.requested.append((asked, seeds))
+                rollouts = self.generate(asked, seeds, self.decoding, rank=rank)
+            per_rank.append([self.completion(*pair) for pair in zip(asked, rollouts, strict=True)])
+        if self.is_paid:
+            self.compare(per_rank, result)
+        else:
+            for c in (c for own in per_rank for c in own):
+                c |= self.matched(c, self.keys[f"{R}.maskiou_gate"])
+        return per_rank
+
+    def matched(self, completion: dict, gate: float) -> dict:
+        truth, rules = (
+            self.draw["samples"][completion["index"]]["objects"],
+            below(self.keys, R) | {"maskiou_gate": gate},
+        )
+        return matching.target_of(self.words, completion["response"], truth, rules)
+
+    def evaluate(self, step: int) -> dict:
+        """Metrics of an evaluation by the weights of now, over all ranks."""
+        samples = list(range(len(self.draw["samples"])))[: self.keys[f"{T}.eval_scenes"]]
+        own = {"temperature": self.rules["eval_temperature"], "logprobs": False} if self.is_paid else {}
+        self.sync(step)
+        made = []
+        for rank in range(self.ranks):
+            asked = samples[rank :: self.ranks]
+            seeds = [seed_of(self.keys, step=step, rank=rank + 2 * self.ranks, index=i) for i in range(len(asked))]
+            rollouts = self.generate(asked, seeds, self.decoding | own, rank=rank)
+            made += [self.completion(*pair) for pair in zip(asked, rollouts, strict=True)]
+        made.sort(key=lambda c: c["index"])
+        if not self.is_paid:
+            return matching.quality([self.matched(c, self.keys[f"{R}.eval_iou"])["counts"] for c in made])
+        self.check_rewards(made)
+        known = [self.return_of(c) for c in made if c["reward"] is not None]
+        return {"reward": sum(known) / len(known), "num_scenes": len(samples)}
+
+    def check_rewards(self, completions: list) -> None:
+        if completions and all(c["reward"] is None for c in completions):
+            raise Refused("rewards-all-failed")
+        if self.variant != "grpo" and any(c["reward"] is None for c in completions):
+            raise Refused("reward-missing")
+
+    def return_of(self, c: dict) -> float:
+        unfinished = self.keys[f"{V}.unfinished_return"] if self.variant != "grpo" else None
+        return c["reward"] if c["ended"] or unfinished is None else unfinished
+
+    def prompt(self, index: int) -> list[int]:
+        """The ids of a sample's prompt, one placeholder per picture."""
+        one, system = self.draw["samples"][index], self.keys["custom.prompts.system"]
+        names = one.get("images", [])
+        if "messages" in one:
+            chat = [(m["role"], m["content"].replace("<image>", PICTURE)) for m in one["messages"]]
+        else:
+            chat = [("user", PICTURE * len(names) + one.get("prompt", self.keys["custom.prompts.user"]))]
+        return self.words.chat([*([("system", system)] if system and chat[0][0] != "system" else []), *chat])
+
+    def generate(self, asked: list, seeds: list, decoding: dict, *, rank: int) -> list:
+        """[(ids with the stop token, log-probabilities)]: what servers write, or the policy itself."""
+        limit, prompts, made = self.keys[f"{R}.max_new_tokens"], [self.prompt(i) for i in asked], []
+        if self.servers and self.variant != "sft":
+            sampling = {name: decoding[name] for name in ("top_p", "top_k", "temperature", "repetition_penalty")}
+            sampling |= {"stop_token_ids": [self.words.stop], "max_tokens": limit}
+            sampling |= {"logit_bias": dict.fromkeys(self.words.banned, -100.0)}
+            sampling |= {"logprobs": True} if decoding["logprobs"] else {}
+            requests = [(prompt, seed, sampling) for prompt, seed in zip(prompts, seeds, strict=True)]
+            self.calls.append({"version": self.version, "rank": rank, "requests": requests})
+            return [write(self.words, *pair, limit, self.variant) for pair in zip(prompts, seeds, strict=True)]
+        size = self.keys[f"{R}.rollout_generate_batch_size"]
+        for start in range(0, len(asked), size):
+            rows = [self.completion(i, ([], [])) for i in asked[start : start + size]]
+            options = {"stop": self.words.stop, "banned": self.words.banned, "limit": limit}
+            made += sample(self.sampler, rows, seeds[start], decoding, **options)
+        return made
+
+    def completion(self, index: int, rollout: tuple) -> dict:
+        target, logprobs = rollout
+        ended = target[-1:] == [self.words.stop]
+        response = target[:-1] if ended else target
+        paths = [str(self.folder / name) for name in self.draw["samples"][index].get("images", [])]
+        prompt, sizes = self.prompt(index), [Image.open(path).size for path in paths]
+        made = {"index": index, "prompt": prompt, "expanded": self.words.expanded(prompt, sizes), "images": paths}
+        made |= {"target": target, "response": response, "ended": ended, "engine": logprobs, "written": None}
+        return made | ({"reward": pay(self.words.text(response), self.rules["rewards"])} if self.is_paid else {})
+
+    def compare(self, per_rank: list, result: Step) -> None:
+        """Advantages, masks and recorded log-probabilities of a window's completions."""
+        size, rules = self.repeats, self.rules
+        everyone = [c["reward"] for own in per_rank for c in own if c["reward"] is not None]
+        reuse = rules["steps_per_generation"] * rules["num_iterations"]
+        for own in per_rank:
+            self.check_rewards(own)
+            groups = [[c["reward"] for c in own[i : i + size]] for i in range(0, len(own), size)]
+            options = {"baseline": rules["baseline"], "scale": rules["scale_rewards"], "everyone": everyone}
+            found = [a for row in group_advantages(groups, **options) for a in row]
+            for c, advantage in zip(own, found, strict=True):
+                c["advantages"] = [advantage] * len(c["target"])
+                c["masked"] = c["reward"] is None or (rules["mask_truncated_completions"] and not c["ended"])
+        if self.variant != "grpo":
+            self.value(per_rank, result)
+        else:
+            result.rewards = [[c["reward"] for c in own] for own in per_rank]
+        for c in (c for own in per_rank for c in own):
+            from_server = rules["old_logprobs"] == "server"
+            c["sampled"] = c["engine"] if rules["correction_cap"] is not None and not from_server else None
+            c["old"] = c["engine"] if from_server else self.scored(self.policy, c) if reuse > 1 else None
+            c["reference"] = self.scored(self.reference, c, adapted=False) if rules["beta"] else None
+
+    def value(self, per_rank: list, result: Step) -> None:
+        """VinePPO: advantages from what continuations returned, which servers were asked for."""
+        everyone, rules = [c for own in per_rank for c in own], below(self.keys, V)
+        for c in everyone:
+            c |= {"return": self.return_of(c), "masked": False}
+        bounds = [values.cuts(self.words, c, rules) for c in everyone]
+        is_search = self.variant == "vineppo_mcts"
+        fresh, asked = self.continuations(everyone, rules, is_search=is_search)
+        if not is_search and rules["first_continuations"] is None:
+            wanted = values.needed(everyone, bounds, rules)
+            found = {state: len(fresh.get(state, [])) for state in wanted}
+            assert found == wanted, f"continuations of states: {found}, the oracle says {wanted}"
+            assert asked == sum(wanted.values()), f"{asked} continuations, the oracle says {sum(wanted.values())}"
+        rows = values.values(everyone, bounds, fresh, rules, is_search=is_search)
+        assert all(v is not None for row in rows for v in row), "a state was never continued"
+        for c, row in zip(everyone, values.advantages(everyone, bounds, rows, rules["normalization"]), strict=True):
+            c["advantages"] = row
+        left = iter(rows)
+        result.values = [[next(left) for _ in own] for own in per_rank]
+
+    def continuations(self, everyone: list, rules: dict, *, is_search: bool) -> tuple[dict, int]:
+        """State -> returns of its continuations, from all that servers were asked for by this version."""
+        limit, fresh, asked = self.keys[f"{R}.max_new_tokens"], {}, 0
+        known = {seed for call in self.calls for _, seed, _ in call["requests"]}
+        prompts = {i: tuple(self.prompt(i)) for i in {c["index"] for c in everyone}}
+        records = [one for s in self.servers for kind, v, one in s.log if kind == "infer" and v == self.version]
+        for ids, seed, sampling in records:
+            if seed in known:
+                continue
+            index = max((i for i, p in prompts.items() if ids[: len(p)] == p), key=lambda i: len(prompts[i]))
+            prefix, asked = ids[len(prompts[index]) :], asked + 1
+            assert sampling["max_tokens"] == limit - len(prefix), "a continuation has another budget"
+            assert seed > 0, "a seed of 0"
+            more, logprobs = write(self.words, ids, seed, limit - len(prefix), self.variant)
+            c = self.completion(index, ([*prefix, *more], [0.0] * len(prefix) + logprobs))
+            passed = values.cuts(self.words, c, rules)[:-1] if is_search else []
+            for start in {len(prefix), *(p for p in passed if p > len(prefix))}:
+                fresh.setdefault((index, tuple(c["target"][:start])), []).append(self.return_of(c))
+        return fresh, asked
+
+    def scored(self, policy: Policy, completion: dict, *, adapted: bool = True) -> list[float]:
+        with torch.no_grad():
+            return self.logprobs(policy, completion, adapted=adapted).tolist()
+
+    def logprobs(self, policy: Policy, completion: dict, *, adapted: bool = True) -> torch.Tensor:
+        temperature = self.decoding["temperature"]
+        return policy.logprobs(completion, temperature=temperature, banned=self.words.banned, adapted=adapted)
+
+    def learn(self, step: int, segments: list, num_batches: list, result: Step) -> None:
+        """The step's loss over all ranks, and the weights it makes."""
+        if self.keys[f"{T}.packing"]:
+            segments = [self.packed(*three) for three in zip(range(self.ranks), segments, num_batches, strict=True)]
+        result.learnt = [sorted(c["index"] for c in own) for own in segments]
+        everyone = [c for own in segments for c in own]
+        limit = self.keys[f"{R}.max_new_tokens"]
+        self.policy.model.train()
+        if self.is_paid:
+            loss, figures = policy_step(everyone, lambda c: self.logprobs(self.policy, c), self.rules, limit=limit)
+        else:
+            coords = [self.words.added[f"<|coord_{k}|>"] for k in range(1000)]
+            loss, figures = matching.matching_step(everyone, self.logits, below(self.keys, R), coords)
+        result.figures = {"loss": float(loss.detach())} | figures
+        names, found = [*self.policy.weights], [None] * len(self.policy.weights)
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, [self.policy.weights[name] for name in names], allow_unused=True)
+        pairs = zip(names, found, strict=True)
+        gradients = {n: torch.zeros_like(self.policy.weights[n]) if g is None else g for n, g in pairs}
+        self.policy.model.eval()
+        result.figures["grad_norm"] = self.optimizer.step(self.policy.weights, gradients, step)
+        result.weights = {name: weight.detach().clone() for name, weight in self.policy.weights.items()}
+
+    def logits(self, one: dict) -> torch.Tensor:
+        return self.policy.logits([*one["expanded"], *one["target"]], one["images"])[len(one["expanded"]) - 1 : -1]
+
+    def packed(self, rank: int, segments: list, num_rows: int) -> list:
+        """What is learnt of the new and the waiting; what waits is scored by the weights of now."""
+        waiting = self.waiting[rank] + [(len(c["expanded"]) + len(c["target"]), c) for c in segments]
+        rows, self.waiting[rank] = rows_of(waiting, num_rows, self.keys["global_max_length"])
+        for _, completion in self.waiting[rank]:
+            if self.is_paid and completion["old"] is None:
+                completion["old"] = self.scored(self.policy, completion)
+        return [c for row in rows for _, c in row]
