@@ -13,7 +13,7 @@ test: $(VENV)/ready
 	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/interop/swift_rewards.py  # imports ms-swift
 
 faults: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.harness.faults
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.tools.faults
 
 # Which quick test reaches which line, for mutants.
 map: $(VENV)/ready
@@ -22,10 +22,10 @@ map: $(VENV)/ready
 
 # Five minutes over all of impl/; MODULE="impl/rollmatch/learn/pack.py" or DIFF=main for a part of it.
 mutants: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.harness.mutants $(if $(MODULE),--module $(MODULE)) $(if $(DIFF),--diff $(DIFF))
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.tools.mutants $(if $(MODULE),--module $(MODULE)) $(if $(DIFF),--diff $(DIFF))
 
 openspec: $(VENV)/ready
-	$(VENV)/bin/python -m conformance.harness.openspec_tool
+	$(VENV)/bin/python -m conformance.tools.openspec_tool
 
 # The site in build/site; it opens without a network. `make reference` writes the pages that are made from the code.
 docs: $(VENV)/ready

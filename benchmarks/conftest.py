@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from conformance.gpus import num_gpus
+from conformance.tools.gpus import num_gpus
 from rollmatch.run.machine import set_environment
 
 set_environment(eager=True)  # before torch and vLLM load
 
-pytest_plugins = ["conformance.gpus"]
+pytest_plugins = ["conformance.tools.gpus"]
 
 RATIOS = pytest.StashKey[list[str]]()
 

@@ -10,14 +10,15 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, settings
 
-from conformance import processes
+from conformance.doubles import processes
 from rollmatch.run.machine import set_environment
 
 pytest_plugins = [
-    "conformance.outside_tools",
-    "conformance.gpus",
-    "conformance.servers.plugin",
-    "conformance.harness.plugin",
+    "conformance.doubles.run_fixtures",
+    "conformance.tools.outside_tools",
+    "conformance.tools.gpus",
+    "conformance.judge.servers.plugin",
+    "conformance.tools.plugin",
 ]
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests download nothing
@@ -35,7 +36,7 @@ settings.load_profile("any machine")
 
 SHARED = {"instance": "engines", "engine_backend": "engines", "learned_on_one_host": "two-ranks"}
 """Fixtures that start processes for a whole session, and the worker in which their tests run (``--dist loadgroup``)."""
-START_PROCESSES = ("cli", "dialects", "servers", "trainer")
+START_PROCESSES = ("run", "launch", "interop", "dialects", "servers", "training", "launchers", "topologies")
 """Folders whose tests take long."""
 
 
@@ -88,7 +89,7 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(scope="session")
 def engine_backend():
     """A real engine with the digits model, started by the first test that asks for it; hand it weights before use."""
-    from conformance.rollout.engine import open_engine
+    from conformance.doubles.colocated_engine import open_engine
     from rollmatch.ranks import Ranks
 
     backend = open_engine(Ranks())
@@ -99,7 +100,7 @@ def engine_backend():
 @pytest.fixture(scope="session")
 def instance(tmp_path_factory):
     """A rollout server with two replicas, a process of its own; hand it weights before use."""
-    from conformance.server.instance import running
+    from conformance.doubles.instance import running
 
     log = tmp_path_factory.mktemp("server") / "log"
     with running(log, data_parallel_size=2, drain_s=0.1, tool_call_parser="hermes") as started:

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.cli.division import GRPO, typed
-from conformance.cli.started import finish, in_time, journals_of, keep, started
+from conformance.doubles.division import GRPO, typed
+from conformance.doubles.instance import free_port
+from conformance.doubles.started import finish, in_time, journals_of, keep, started
 from conformance.gpu.memory_watch import MemoryWatch
-from conformance.harness.judge import judge
-from conformance.server.instance import free_port
+from conformance.tools.judge import judge
 
 SERVER = "custom.extra.rollout_server"
 

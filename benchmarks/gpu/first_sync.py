@@ -24,8 +24,8 @@ from benchmarks.gpu.grpo_sides import VLLM, our_config
 from benchmarks.gpu.grpo_step import FULL, TINY
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.report import RESULTS, folder_of
-from conformance.cli.started import finish, journal_of, started
-from conformance.server.instance import free_port
+from conformance.doubles.instance import free_port
+from conformance.doubles.started import finish, journal_of, started
 from rollmatch.config import load_config
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, make_requests

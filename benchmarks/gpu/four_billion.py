@@ -6,7 +6,7 @@ import shutil
 
 import torch
 
-from conformance.rollout.digits import ROOT
+from conformance.doubles.digits import ROOT
 
 SMALL_MODEL = ROOT / "fixtures/models/arithmetic"
 SHAPE = {

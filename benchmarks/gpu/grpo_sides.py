@@ -9,9 +9,9 @@ from pathlib import Path
 import yaml
 
 from benchmarks.gpu.four_billion import SMALL_MODEL
-from conformance.cli.started import finish, journal_of, started
-from conformance.rollout.digits import ROOT
-from conformance.server.instance import free_port
+from conformance.doubles.digits import ROOT
+from conformance.doubles.instance import free_port
+from conformance.doubles.started import finish, journal_of, started
 
 VLLM = "custom.extra.rollout_matching.vllm"
 OVERLAP, SERVER = "custom.extra.rollout_matching.overlap", "custom.extra.rollout_server"

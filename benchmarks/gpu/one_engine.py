@@ -9,8 +9,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from conformance.server.calls import text_batch
-from conformance.server.instance import ENVIRONMENT
+from conformance.doubles.instance import ENVIRONMENT
+from conformance.judge.calls import text_batch
 
 READY, TOOK = "ready", "took "
 PLAIN = {name: value for name, value in ENVIRONMENT.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}

@@ -14,10 +14,10 @@ from pathlib import Path
 from benchmarks.gpu.report import Report, parser_of
 from benchmarks.overlap.pinned import MATCHING, MODES
 from benchmarks.overlap.steps import busy, samples_of, steps_of
-from conformance.cli.division import MATCHING as CONFIG
-from conformance.cli.division import typed
-from conformance.cli.started import finish, journal_of, started
-from conformance.server.instance import free_port
+from conformance.doubles.division import MATCHING as CONFIG
+from conformance.doubles.division import typed
+from conformance.doubles.instance import free_port
+from conformance.doubles.started import finish, journal_of, started
 
 BAR = 1.3
 MEASURED = {"num_warm_up": 5, "tail": 2}

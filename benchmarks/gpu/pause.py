@@ -30,7 +30,7 @@ from benchmarks.gpu.live_engine import Load, run_live_engine
 from benchmarks.gpu.peer_engine import Engines
 from benchmarks.gpu.report import Report, folder_of, parser_of
 from benchmarks.gpu.ways import PACKED, Direct, OneByOne, Packed
-from conformance.server.instance import free_port
+from conformance.doubles.instance import free_port
 
 LOAD = Load(num_streams=256, prompt_len=128, response_len=600, last_id=IDS - 1000)
 ARGUMENTS = {

@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu.eight_billion import IDS, NUM_LAYERS, make_directory
 from benchmarks.gpu.one_engine import EngineLoad, OneEngine, compare
 from benchmarks.gpu.report import Report, parser_of
-from conformance.server.instance import Instance, settings_for
+from conformance.doubles.instance import Instance, settings_for
 
 LOAD = EngineLoad(num_requests=256, prompt_len=512, response_len=256, first_id=1000, last_id=IDS - 1000)
 BAR = 0.95

@@ -21,9 +21,9 @@ from benchmarks.gpu.eight_billion import make_directory
 from benchmarks.gpu.four_billion import SMALL_MODEL
 from benchmarks.gpu.report import Report, folder_of, parser_of
 from benchmarks.gpu.ways import ENGINE
-from conformance.cli.started import finish_ranks
-from conformance.dialects.learner_side import native_backend
-from conformance.server.instance import free_port, running
+from conformance.doubles.instance import free_port, running
+from conformance.doubles.learner_side import native_backend
+from conformance.doubles.started import finish_ranks
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.weights.digest import mixed_digest_of

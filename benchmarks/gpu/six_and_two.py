@@ -29,10 +29,10 @@ from benchmarks.gpu.divided_run import SERVER, DividedRun, GpuDivision
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.one_engine import EngineLoad, OneEngine, compare
 from benchmarks.gpu.report import RESULTS, folder_of
-from conformance.cli.division import GRPO
-from conformance.cli.started import cli_command
-from conformance.rollout.digits import ROOT
-from conformance.server.calls import Server
+from conformance.doubles.digits import ROOT
+from conformance.doubles.division import GRPO
+from conformance.doubles.started import cli_command
+from conformance.judge.calls import Server
 
 BARS = {"sync / broadcast": 1.1, "server / engine x replicas": 0.95}
 """The first at most, the second at least."""

@@ -22,7 +22,7 @@ from benchmarks.gpu.eight_billion import make_directory, random_weights
 from benchmarks.gpu.peer_engine import Engines
 from benchmarks.gpu.report import Report, parser_of
 from benchmarks.gpu.ways import ENGINE, PACKED, Adapters, Direct, Floor, OneByOne, OurServers, Packed
-from conformance.server.instance import free_port
+from conformance.doubles.instance import free_port
 
 BARS = {
     "direct / floor": 1.1,

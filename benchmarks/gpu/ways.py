@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from benchmarks.gpu.eight_billion import random_adapter, shapes
-from conformance.server.instance import Instance, settings_for
+from conformance.doubles.instance import Instance, settings_for
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer

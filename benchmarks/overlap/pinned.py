@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.cli.started import Started, cli_command, journal_of, started
-from conformance.rollout.digits import ROOT, absolute
-from conformance.server.instance import free_port
+from conformance.doubles.digits import ROOT, absolute
+from conformance.doubles.instance import free_port
+from conformance.doubles.started import Started, cli_command, journal_of, started
 from rollmatch.config import load_config
 from rollmatch.config.servers import pair_servers, server_section
 

@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.overlap.pinned import MATCHING, MODES, pinned_server
-from conformance.cli.started import journal_of
+from conformance.doubles.started import journal_of
 
 SAVE_STEPS = 10
 

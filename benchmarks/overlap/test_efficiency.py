@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from conformance.rollout.digits import scenes, unseen
-from conformance.trainer.overlapped import overlapped
+from conformance.doubles.digits import scenes, unseen
+from conformance.doubles.overlapped import overlapped
 
 SHORT = (
     *("training.per_device_train_batch_size=4", "training.packing=false", "training.max_steps=8"),

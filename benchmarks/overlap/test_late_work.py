@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from benchmarks.overlap.pinned import CONFIG, MATCHING, slowed, two_servers
-from conformance.cli.started import absolute
-from conformance.rollout.digits import load_model, requests_for, scenes
+from conformance.doubles.digits import load_model, requests_for, scenes
+from conformance.doubles.started import absolute
 from rollmatch.config import load_config
 from rollmatch.config.effective import calls_together
 from rollmatch.ranks import Ranks

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from conformance.rollout.digits import MODEL, load_model, template_of
+from conformance.doubles.digits import MODEL, load_model, template_of
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.records import RolloutRequest, Sample

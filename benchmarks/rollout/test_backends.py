@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from conformance.rollout.digits import MODEL, load_model, requests_for, scenes, template_of, tokens_of
+from conformance.doubles.digits import MODEL, load_model, requests_for, scenes, template_of, tokens_of
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks

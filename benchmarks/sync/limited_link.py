@@ -26,8 +26,8 @@ import torch
 
 from benchmarks.gpu.report import Report, parser_of
 from benchmarks.sync.merging_server import ROOT, make_directory
-from conformance.cli.hosts import enter
 from conformance.doubles.adapters import perturb_adapters
+from conformance.doubles.hosts import enter
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from benchmarks.gpu.report import Report, parser_of
-from conformance.cli.hosts import enter
+from conformance.doubles.hosts import enter
 from rollmatch.weights.gloo import GlooGroup, broadcast_all
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.stateless import begin_on

@@ -13,7 +13,7 @@ import uvicorn
 from safetensors.torch import load_file
 
 from benchmarks.sync.receiving_server import ReceivingReplica
-from conformance.rollout.digits import ROOT
+from conformance.doubles.digits import ROOT
 from rollmatch.serve.app import make_app
 from rollmatch.serve.serving import vocabulary_size
 from rollmatch.server.engine_pool import EnginePool

@@ -14,8 +14,8 @@ import requests
 import torch
 import uvicorn
 
-from conformance.rollout.digits import MODEL, ROOT
-from conformance.server.instance import free_port
+from conformance.doubles.digits import MODEL, ROOT
+from conformance.doubles.instance import free_port
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer

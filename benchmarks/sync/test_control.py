@@ -8,7 +8,7 @@ import requests
 import torch.distributed as dist
 
 from benchmarks.sync.receiving_server import TIMEOUT_S, native_sender, receiving, weights_of
-from conformance.server.instance import free_port
+from conformance.doubles.instance import free_port
 
 NUM_TENSORS, NUM_FLOATS = 399, 1
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.rollout.digits import load_digits, scenes
-from conformance.server.calls import data_url, in_thread
-from conformance.server.instance import ENGINE, running
+from conformance.doubles.digits import load_digits, scenes
+from conformance.doubles.instance import ENGINE, running
+from conformance.judge.calls import data_url, in_thread
 
 NUM_IMAGES, MAX_TOKENS = 8, 128
 BAR = 2 / 1.5

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from conformance.doubles.engine import RememberingEngine
-from conformance.weights.native_double import NativeDouble
+from conformance.doubles.native_double import NativeDouble
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.model.checkpoint import merged_weights
 

@@ -4,12 +4,12 @@ import io
 import struct
 from contextlib import contextmanager
 
+from conformance.ports import free_port
+from conformance.weights.native_double import ROUTES, NativeDouble, serving
 from PIL import Image
 from safetensors.torch import load_file
 
 from conformance.oracle.script import write
-from conformance.ports import free_port
-from conformance.weights.native_double import ROUTES, NativeDouble, serving
 
 
 class ScriptedServer(NativeDouble):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from conformance.rollout.digits import MODEL
+from conformance.doubles.digits import MODEL
 
 TEXT = {
     "hidden_size": 4096,

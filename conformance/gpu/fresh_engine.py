@@ -10,8 +10,8 @@ from rollmatch.run.machine import set_environment
 
 
 def answers(checkpoint, num_scenes):
-    from conformance.rollout.digits import GREEDY, requests_for, scenes
-    from conformance.rollout.engine import open_engine
+    from conformance.doubles.colocated_engine import open_engine
+    from conformance.doubles.digits import GREEDY, requests_for, scenes
     from rollmatch.ranks import Ranks
 
     room = {"kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.05, "max_num_seqs": 64, "enforce_eager": False}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from conformance.rollout.digits import GREEDY, requests_for, scenes, template_of
+from conformance.doubles.digits import GREEDY, requests_for, scenes, template_of
 from rollmatch.data.ids import pack_ids
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from conformance.doubles.models import make_packed_model, packed_logits
+from conformance.doubles.segments import make_row, make_segment
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
-from conformance.learn.models import make_packed_model, packed_logits
-from conformance.learn.segments import make_row, make_segment
 from rollmatch.learn import attention
 from rollmatch.learn.attention import packed_attention, varlen_for
 

@@ -8,8 +8,8 @@ from benchmarks.gpu import grpo_step, learner, six_and_two
 from benchmarks.gpu.divided_run import DividedRun
 from benchmarks.gpu.measure import judge, take_turns
 from benchmarks.gpu.one_engine import EngineLoad
-from conformance.cli.division import GRPO
-from conformance.rollout.digits import absolute
+from conformance.doubles.digits import absolute
+from conformance.doubles.division import GRPO
 
 
 @pytest.fixture(scope="module")

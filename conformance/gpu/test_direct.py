@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import save_file
 
 from benchmarks.gpu import receivers
-from conformance.dialects.learner_side import connected, rendezvous
+from conformance.doubles.digits import MODEL, load_model, perturb
+from conformance.doubles.instance import ENGINE, running
+from conformance.doubles.learner_side import connected, rendezvous
+from conformance.doubles.refusals import refused
 from conformance.gpu.greedy import answers
-from conformance.refusals import refused
-from conformance.rollout.digits import MODEL, load_model, perturb
-from conformance.server.calls import text_batch
-from conformance.server.instance import ENGINE, running
+from conformance.judge.calls import text_batch
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.weights.digest import add_mixed_in, mixed_digest_of, mixed_digests

@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conformance.cli.division import VLLM, typed
-from conformance.cli.one_step import take_steps
-from conformance.cli.started import finish, started
+from conformance.doubles.digits import ROOT
+from conformance.doubles.division import VLLM, typed
+from conformance.doubles.instance import free_port
+from conformance.doubles.one_step import take_steps
+from conformance.doubles.started import finish, started
 from conformance.gpu.places import place, put_at
 from conformance.gpu.trl_trainer import MAX_TOKENS, MODEL, NUM_PROMPTS, NUM_STEPS, prompts
-from conformance.rollout.digits import ROOT
-from conformance.server.instance import free_port
 
 ARITHMETIC = ROOT / "fixtures/arithmetic/grpo.yaml"
 ENGINE = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from conformance.learn.loss_cases import masked_loss_from_hidden
+from conformance.doubles.loss_cases import masked_loss_from_hidden
 from rollmatch.learn.head import HeadStates, logprobs_of
 from rollmatch.learn.softmax import logsumexps, to_probs
 from rollmatch.objectives.rollout_matching.loss import LossRules, count_totals

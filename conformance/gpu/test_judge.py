@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from conformance.cli.division import VLLM, typed
-from conformance.cli.started import finish, started
+from conformance.doubles.digits import CONFIG, MODEL
+from conformance.doubles.division import VLLM, typed
+from conformance.doubles.instance import free_port
+from conformance.doubles.started import finish, started
 from conformance.gpu.places import place
 from conformance.gpu.test_foreign_peers import ENGINE, STOCK_OPTIONS, TRL, VLLM_SERVE, spelled
 from conformance.gpu.test_topologies import server_overrides
-from conformance.rollout.digits import CONFIG, MODEL
-from conformance.server.instance import free_port
 
 CHECKS = (
     "a-group-opens-again",
@@ -51,7 +51,9 @@ def test_updates_over_nccl_are_judged(tmp_path, server, dialects):
             words += ["--transport", "gloo" if dialect == "native" else "nccl", "--json", str(path)]
             words += [word for check in CHECKS for word in ("--check", check)]
             code, output = finish(
-                [sys.executable, "-m", "conformance.servers.command", *words], tmp_path / f"{dialect}.txt", **place(1)
+                [sys.executable, "-m", "conformance.judge.servers.command", *words],
+                tmp_path / f"{dialect}.txt",
+                **place(1),
             )
             verdicts[dialect] = {each["id"]: each["verdict"] for each in json.loads(path.read_text())["checks"]}
             assert code == 0, output[-4000:] + running.output()[-2000:]

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from conformance.cli.division import VLLM, typed
-from conformance.cli.started import finish, journal_of
+from conformance.doubles.digits import CONFIG, ROOT
+from conformance.doubles.division import VLLM, typed
+from conformance.doubles.started import finish, journal_of
 from conformance.gpu.big_model import config_of, make_model
 from conformance.gpu.memory_watch import MemoryWatch, read
-from conformance.rollout.digits import CONFIG, ROOT
 
 STEPS, SHARE = 20, 0.8
 TIMEOUT_S = 500

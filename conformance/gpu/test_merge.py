@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from conformance.rollout.digits import MODEL
+from conformance.doubles.digits import MODEL
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_key
 from rollmatch.model.merge import AdaptedWeight, LoraFactors, merge_by_kernel, merge_weight, merges_by_kernel

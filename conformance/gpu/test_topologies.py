@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import requests
 
-from conformance.cli.division import VLLM, typed
-from conformance.cli.started import finish, in_time, journals_of, keep, started
+from conformance.doubles.digits import CONFIG, ROOT, absolute, template_of
+from conformance.doubles.division import VLLM, typed
+from conformance.doubles.instance import free_port
+from conformance.doubles.started import finish, in_time, journals_of, keep, started
 from conformance.gpu.greedy import answers
-from conformance.harness.judge import judge
-from conformance.rollout.digits import CONFIG, ROOT, absolute, template_of
-from conformance.server.calls import Server
-from conformance.server.instance import free_port
+from conformance.judge.calls import Server
+from conformance.tools.judge import judge
 from rollmatch.model.vocabulary import trim_stop
 
 STEPS, NUM_ASKED = 60, 8

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import requests
 
-from conformance.rollout.digits import ROOT
+from conformance.doubles.digits import ROOT
 
 MODEL = ROOT / "fixtures/models/arithmetic"
 NUM_STEPS, NUM_PROMPTS, MAX_TOKENS = 4, 32, 8

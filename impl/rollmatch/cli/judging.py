@@ -18,12 +18,14 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def judge(arguments: Sequence[str]) -> int:
     """Run ``rollmatch-judge`` with these words. Errors: ``judge-not-installed``."""
-    return int(conformance_command("conformance.servers.command").main(arguments, prog="rollmatch judge"))
+    return int(conformance_command("conformance.judge.servers.command").main(arguments, prog="rollmatch judge"))
 
 
 def judge_trainer(arguments: Sequence[str]) -> int:
     """Run ``rollmatch-judge-trainer`` with these words. Errors: ``judge-not-installed``."""
-    return int(conformance_command("conformance.trainers.command").main(arguments, prog="rollmatch judge-trainer"))
+    return int(
+        conformance_command("conformance.judge.trainers.command").main(arguments, prog="rollmatch judge-trainer")
+    )
 
 
 def conformance_command(name: str) -> ModuleType:
@@ -34,5 +36,5 @@ def conformance_command(name: str) -> ModuleType:
         if not name.startswith(str(error.name)):
             raise
         problem, remedy = "rollmatch-conformance is not installed", "Run: pip install rollmatch-conformance"
-        key = name.split(".")[1]
+        key = name.split(".")[2]
         raise LaunchError(problem, code="judge-not-installed", key=key, remedy=remedy) from error

@@ -22,7 +22,7 @@ def vectors(arguments: Sequence[str]) -> int:
     """``run`` by the package ``rollmatch-conformance``; ``answer`` here. Errors: ``judge-not-installed``."""
     if list(arguments) == ["answer"]:
         return answer(sys.stdin, sys.stdout)
-    return int(conformance_command("conformance.vectors.command").main(arguments, prog="rollmatch vectors"))
+    return int(conformance_command("conformance.judge.vectors.command").main(arguments, prog="rollmatch vectors"))
 
 
 def answer(requests: TextIO, replies: TextIO) -> int:

@@ -1,0 +1,114 @@
+"""A trainer whose rollouts are made beside it: servers that are a copy of the policy, in this process."""
+
+import copy
+import dataclasses
+import threading
+from itertools import count
+
+from conformance.doubles.small_run import events, make_trainer
+from rollmatch.rollout.fence import Fence
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.overlap import Ahead, Lockstep
+from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
+
+
+class CopyServers:
+    """Two servers that share one copy of the policy; ``before_call`` gets (server, sample ids) in the caller's
+    thread, ``events`` are syncs and calls in the order they began and ended."""
+
+    num_servers, lost = 2, ()
+
+    def __init__(self, trainer):
+        self.policy = trainer.model
+        self.held = HfBackend(copy.deepcopy(trainer.model).eval(), trainer.source.template, batch_size=8)
+        self.lock, self.events = threading.Lock(), []
+        self.before_call = lambda server, ids: None
+        self.is_well = lambda: True
+
+    @property
+    def policy_version(self):
+        return self.held.policy_version
+
+    def rest(self):
+        pass
+
+    def push(self, weights, *, version):
+        self.events.append(("sync", version))
+        self.held.model.load_state_dict(self.policy.state_dict())
+        self.held.push(weights, version=version)
+        self.is_well = lambda: True
+
+    def is_current(self):
+        return self.is_well()
+
+    def generate(self, requests, decoding):
+        self.events.append(("whole", self.policy_version, [request.sample.sample_id for request in requests]))
+        self.before_call(0, [request.sample.sample_id for request in requests])
+        return self._write(requests, decoding)
+
+    def _write(self, requests, decoding):
+        with self.lock:
+            return self.held.generate(requests, decoding)
+
+    def generate_on(self, server_index, requests, decoding, *, start):
+        ids = [request.sample.sample_id for request in requests]
+        self.events.append(("call", self.policy_version, ids))
+        self.before_call(server_index, ids)
+        rollouts = self._write(requests, decoding)
+        self.events.append(("answer", self.policy_version, ids))
+        return rollouts
+
+
+def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, pieces=1, callers=4, **arguments):
+    """The trainer and its servers."""
+    trainer = make_trainer(folder, *overrides, **arguments)
+    return trainer, attach_servers(trainer, mode, max_staleness, lead, pieces, callers)
+
+
+def attach_servers(trainer, mode="off", max_staleness=1, lead=None, pieces=1, callers=4):
+    """Servers in place of the backend that the trainer has; ``mode`` as in the configuration."""
+    servers, lead = CopyServers(trainer), max_staleness if lead is None else lead
+    fence = Fence(servers, trainer.source.ranks, trainer.source.journal)
+    if mode != "off":
+        rules = PrefetchRules(max_windows=lead + 1, callers_per_server=callers, pieces_per_server=pieces)
+        prefetch = Prefetch(servers, trainer.source.decoding, rules)
+        fence.quiet = prefetch.quiet
+    source = trainer.source = dataclasses.replace(trainer.source, fence=fence)
+    if mode == "ahead":
+        trainer.overlap = Ahead(source, prefetch, max_staleness=max_staleness, lead=lead)
+    else:
+        trainer.overlap = Lockstep(source)
+    return servers
+
+
+def note_what_is_learnt(trainer):
+    """``trainer.learnt`` gets (policy version, segments) of each optimizer step, ``trainer.ages`` the oldest age."""
+    trainer.learnt, trainer.ages = [], []
+    get = trainer.get_batch_samples
+
+    def noted(*arguments):
+        batches, totals = get(*arguments)
+        segments = [segment for batch in trainer.report.batches for segment in batch.segments]
+        step, fence = trainer.state.global_step, trainer.source.fence
+        trainer.learnt.append((fence.backend.policy_version, segments))
+        trainer.ages.append(max((step - fence.step_of[segment.policy_version] for segment in segments), default=0))
+        return batches, totals
+
+    trainer.get_batch_samples = noted
+
+
+def ids_learnt(trainer):
+    """Sample ids by optimizer step."""
+    return [[segment.sample.sample_id for segment in segments] for _, segments in trainer.learnt]
+
+
+def forget_between_steps(trainer, servers):
+    """The servers are restarted between two steps, every third time."""
+    looks = count(1)
+    servers.is_well = lambda: next(looks) % 3 != 0
+
+
+def in_order_of_time(trainer, *names):
+    """(event, step) of learning, not of evaluations."""
+    found = [event for name in names for event in events(trainer, name) if event.get("purpose") != "eval"]
+    return [(event["event"], event.get("step")) for event in sorted(found, key=lambda event: event["time"])]

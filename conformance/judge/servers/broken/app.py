@@ -1,0 +1,278 @@
+"""HTTP: all routes of all dialects, in one process."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from conformance.judge.servers.broken.calls import Calls, wait_while
+from conformance.judge.servers.broken.engine import TinyEngine, Unserved
+from conformance.judge.servers.broken.speech import read_call, reply
+from conformance.judge.servers.broken.updates import QueuedGroup, RejectedUpdate, TransferGroup, Updates
+from conformance.judge.servers.dialects import DIALECTS
+
+GENERATING = ("infer", "generate", "native/infer", "v1/completions", "v1/chat/completions")
+KNOWN_FIELDS = {
+    *("infer_requests", "request_config", "prompts", "images", "generation_kwargs", "requests", "sampling", "prompt"),
+    *("model", "messages", "stop", "seed", "n", "logprobs", "return_token_ids", "request_id"),
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p"),
+}
+WATCH_S = 0.05
+
+
+class BrokenServer:
+    """State, which ``restart`` resets, and one method per route."""
+
+    def __init__(self, engine: TinyEngine) -> None:
+        self.engine, self.broken = engine, engine.broken
+        self.pool = ThreadPoolExecutor(48)
+        self.posts: dict[str, Callable[[Any], Any]] = {
+            "init_communicator": self.init,
+            "native/communicator": self.init_native,
+            "close_communicator": lambda _: self.queued.close(),
+            "update_flattened_params": self.update_flat,
+            "update_named_param": self.update_named,
+            "update_adapter_flattened_param": self.refuse,
+            "process_weights_after_loading": self.end,
+            "reset_prefix_cache": self.end,
+            "reset_encoder_cache": lambda _: {"success": True},
+            "get_engine_type": lambda _: {"engine_type": "transformers"},
+            "init_weight_transfer_engine": self.init_transfer,
+            "start_weight_update": lambda _: self.transfer.start(),
+            "update_weights": self.update_transfer,
+            "finish_weight_update": lambda _: self.transfer.finish(),
+            "shutdown_weight_transfer_engine": lambda _: self.transfer.shutdown(),
+            "pause": lambda _: setattr(self.transfer, "is_paused", True),
+            "resume": lambda _: setattr(self.transfer, "is_paused", False),
+            "native/sync": self.refuse,
+            "native/communicator/close": self.refuse,
+            "native/sync/commit": self.refuse,
+            "native/sync/drop": self.refuse,
+        }
+        self.gets: dict[str, Callable[[], Any]] = {
+            "health": self.health,
+            "get_world_size": self.world_size,
+            "openapi.json": self.routes,
+            "version": lambda: {} if self.broken("no version is returned") else {"version": "1"},
+            "native/identity": dict,
+            "weight_info": lambda: {"weight_version": str(self.updates.version)},
+        }
+        self.generation, self.url, self.key = 0, "", ""
+        self.restart()
+
+    def restart(self) -> None:
+        """As at the start; calls that run are ended."""
+        if self.generation:
+            self.queued.close()
+            self.transfer.shutdown()
+        self.generation += 1
+        self.engine.reset()
+        self.calls, self.updates = Calls(self.engine), self.make_updates()
+        self.calls.version = lambda updates=self.updates: updates.version
+        self.queued, self.transfer = QueuedGroup(self.updates), self.make_transfer()
+
+    def make_updates(self) -> Updates:
+        """As at the start."""
+        return Updates(self.engine)
+
+    def make_transfer(self) -> TransferGroup:
+        """For the vllm dialect."""
+        return TransferGroup(self.updates)
+
+    def health(self) -> Any:
+        if self.calls.num_running and self.broken("health waits for generation"):
+            began = time.monotonic()
+            wait_while(lambda: self.calls.num_running)
+            time.sleep(1.2 + time.monotonic() - began)  # longer than the check bears, however short the generation is
+        version = (
+            {} if self.broken("no version of the weights is returned") else {"policy_version": self.updates.version}
+        )
+        return {"status": "ok"} | version
+
+    def world_size(self) -> Any:
+        size: Any = "1" if self.broken("the world size is a text") else 1
+        return {} if self.broken("the world size is not returned") else {"world_size": size}
+
+    def routes(self) -> Any:
+        listed = {path for kind in DIALECTS.values() for path in kind.routes}
+        if self.broken("a route is not listed"):
+            listed = {path for path in listed if "reset_prefix_cache" not in path}
+        return {"paths": {path: {} for path in listed}}
+
+    def init(self, body: Any) -> None:
+        self.queued.init(body["host"], body["port"], body["world_size"])
+
+    def init_native(self, body: Any) -> None:
+        raise RejectedUpdate(f"this server joins no native group at {body['host']}")
+
+    def refuse(self, _: Any) -> None:
+        raise RejectedUpdate("not served")
+
+    def update_flat(self, body: Any) -> None:
+        entries = body["metadatas"]
+        names, shapes = [one["name"] for one in entries], [one["shape"] for one in entries]
+        tensors = self.updates.check(names, shapes, [one["dtype"].removeprefix("torch.") for one in entries])
+        flat = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
+        self.queued.announce(names, tensors, flat)
+
+    def update_named(self, body: Any) -> None:
+        dtype = body["dtype"].removeprefix("torch.")
+        self.queued.announce([body["name"]], self.updates.check([body["name"]], [body["shape"]], [dtype]), None)
+
+    def end(self, _: Any) -> Any:
+        is_bare = not self.queued.finish() and not self.updates.version
+        return {"message": "ok"} if is_bare and self.broken("a reset returns no success") else {"success": True}
+
+    def init_transfer(self, body: Any) -> None:
+        self.transfer.init(body["init_info"])
+
+    def update_transfer(self, body: Any) -> None:
+        self.transfer.update(body["update_info"])
+
+    def generate(self, path: str, body: Any, is_left: Callable[[], bool]) -> Any:
+        """Errors: ``Unserved``."""
+        began = self.generation
+        if self.queued.is_waiting and self.broken("generation waits for a learner"):
+            wait_while(lambda: self.queued.is_waiting and began == self.generation, 2.0)
+            raise RuntimeError("no learner came")
+        prompts, sampling, seeds = read_call(path, body, self.engine)
+        if not prompts and self.broken("a call without prompts is a failure"):
+            raise RuntimeError("no prompts")
+        if not prompts and self.broken("a call without prompts gets a response"):
+            prompts, seeds = [self.engine.any_prompt()], [None]
+        self.updates.before_generating()
+        left = lambda: is_left() or began != self.generation  # noqa: E731
+        return reply(path, self.calls.run(prompts, sampling, seeds, left), sampling, self.engine)
+
+
+async def _front(request: Request) -> Any:
+    server: BrokenServer = request.app.state.server
+    path, broken = request.url.path.strip("/"), server.broken
+    if path == "health" and not request.url.path.endswith("/") and broken("health has one form only"):
+        return JSONResponse({}, 404)
+    if server.key and path in (*server.posts, *GENERATING) and (status := _refusal(server, request, path)):
+        return JSONResponse({"problem": "the key is not this server's"}, status)
+    if request.method == "GET":
+        if path in server.gets:
+            return await _in_thread(server, server.gets[path])
+        is_known = path in server.posts or path in GENERATING
+        is_taken = is_known and broken("a wrong method is served")
+        return JSONResponse({}, 200 if is_taken else 405 if is_known else 404)
+    if path not in server.posts and path not in GENERATING:
+        return JSONResponse({"problem": f"no route {path}"}, 404)
+    try:
+        body = json.loads(await request.body() or b"{}")
+    except ValueError as error:
+        if broken("invalid JSON is a failure"):
+            raise
+        return JSONResponse({"problem": str(error)}, 400)
+    return await (_generate if path in GENERATING else _control)(server, path, body, request)
+
+
+def _refusal(server: BrokenServer, request: Request, path: str) -> int:
+    """Status for a call without the key; 0 where it has it."""
+    broken, given = server.broken, request.headers.get("authorization", "").removeprefix("Bearer ")
+    if path in GENERATING:
+        is_cut = not request.url.path.endswith("/")
+        is_right = given == server.key or (given and broken("any key will do"))
+        is_open = is_right or (is_cut and broken("a path without its slash needs no key"))
+        return 0 if is_open or broken("prompts need no key") else 401
+    is_right = given == server.key and not (path.endswith("adapter_flattened_param") and broken("adapters take no key"))
+    return 0 if is_right or broken("control calls need no key") else 401
+
+
+async def _in_thread(server: BrokenServer, work: Callable[..., Any], *arguments: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    return JSONResponse(await loop.run_in_executor(server.pool, work, *arguments))
+
+
+async def _control(server: BrokenServer, path: str, body: Any, _: Request) -> Any:
+    try:
+        return await _in_thread(server, server.posts[path], body)
+    except KeyError as error:
+        if server.broken("a missing field is a failure"):
+            raise
+        return JSONResponse({"problem": "?" if server.broken("a missing field is not named") else f"no {error}"}, 422)
+    except RejectedUpdate as error:
+        is_late = path.startswith("update") and server.broken("200 before an update was tried")
+        return JSONResponse({"problem": str(error)}, 200 if is_late else 409)
+
+
+async def _generate(server: BrokenServer, path: str, body: Any, request: Request) -> Any:
+    broken, is_gone = server.broken, threading.Event()
+    if server.updates.is_stuck:
+        return JSONResponse({"problem": "the engine is dead"}, 500)
+    if not body.keys() <= KNOWN_FIELDS and broken("an unknown field is a failure"):
+        raise RuntimeError("unknown field")
+    watch = asyncio.create_task(_watch(request, is_gone))
+    try:
+        return await _in_thread(server, server.generate, path, body, is_gone.is_set)
+    except (Unserved, KeyError) as error:
+        return _refused(server, str(error))
+    finally:
+        watch.cancel()
+
+
+def _refused(server: BrokenServer, problem: str) -> Any:
+    broken, is_sampling, is_long = server.broken, "max_tokens" in problem, "too long" in problem
+    if is_sampling and broken("a bad sampling value is a failure"):
+        return JSONResponse({}, 500)
+    if is_long and broken("a too long prompt ends the service"):
+        server.updates.is_stuck = True
+    if not is_sampling and not is_long and broken("a bad prompt is a failure"):
+        return JSONResponse({}, 500)
+    if not is_sampling and not is_long and broken("a bad prompt ends the service"):
+        server.updates.is_stuck = True
+    headers = {"Connection": "close"} if is_sampling and broken("an error closes the connection") else None
+    return JSONResponse({"problem": problem}, 400, headers=headers)
+
+
+async def _watch(request: Request, is_gone: threading.Event) -> None:
+    while not await request.is_disconnected():
+        await asyncio.sleep(WATCH_S)
+    is_gone.set()
+
+
+def make_app(server: BrokenServer) -> Starlette:
+    """All routes of ``server``."""
+    app = Starlette(routes=[Route("/{path:path}", _front, methods=["GET", "POST"])])
+    app.state.server = server
+    return app
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[tuple[str, uvicorn.Server]]:
+    """Yield the URL of an application that is served from a thread."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    running = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    wait_while(lambda: not running.started)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", running
+    finally:
+        running.should_exit = True
+        thread.join(timeout=10)
+
+
+@contextmanager
+def serving(engine: TinyEngine) -> Iterator[BrokenServer]:
+    """Yield it with its ``url``, served from a thread."""
+    server = BrokenServer(engine)
+    with listening(make_app(server)) as (server.url, _):
+        try:
+            yield server
+        finally:
+            server.restart()

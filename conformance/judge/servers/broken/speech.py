@@ -1,0 +1,173 @@
+"""Requests and replies of the four dialects."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance.judge.servers.broken.engine import TinyEngine, TinyPrompt, TinyResponse, TinySampling, Unserved
+
+FIELDS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "n")
+
+
+def sampling_of(*given: Mapping[str, Any]) -> tuple[TinySampling, int | None]:
+    """Sampling and the call's seed. Errors: ``Unserved``."""
+    found = {name: values[name] for values in given for name in FIELDS if values.get(name) is not None}
+    stop = [text for values in given for text in values.get("stop") or ()]
+    wants_logprobs = any(not (values.get("logprobs") is None or values["logprobs"] is False) for values in given)
+    seed = next((values["seed"] for values in given if values.get("seed") is not None), None)
+    if found.get("max_tokens", 1) < 1:
+        raise Unserved("sampling-value-invalid: max_tokens must be at least 1")
+    return TinySampling(**{"max_tokens": 16} | found, stop=tuple(stop), logprobs=wants_logprobs), seed
+
+
+def read_call(path: str, body: Any, engine: TinyEngine) -> tuple[list[TinyPrompt], TinySampling, list[int | None]]:
+    """Prompts, how they are sampled, and the seed of each prompt. Errors: ``Unserved``."""
+    reader = {"infer": _swift, "generate": _trl, "native/infer": _native, "v1/completions": _completions}
+    return reader.get(path, _chat)(body, engine)
+
+
+def _counted(
+    seed: int | None, prompts: Sequence[TinyPrompt], sampling: TinySampling, engine: TinyEngine
+) -> list[int | None]:
+    if seed is None or (sampling.temperature <= 1 and engine.broken("the seed is ignored")):
+        return [None] * len(prompts)
+    if sampling.max_tokens < 100 and engine.broken("every seed is the same"):
+        seed = 0
+    if seed >= 2**16 and engine.broken("seeds are cut to 16 bits"):
+        seed %= 2**16
+    are_copies = len({prompt.ids for prompt in prompts}) < len(prompts)
+    step = 0 if are_copies and engine.broken("copies share one seed") else 1000
+    return [seed + place * step for place in range(len(prompts))]
+
+
+def _swift(body: Any, engine: TinyEngine) -> Any:
+    sampling, seed = sampling_of(body.get("request_config") or {})
+    prompts = [_spoken(one, one.get("images"), str(one.get("uuid")), engine) for one in body["infer_requests"]]
+    return prompts, sampling, _counted(seed, prompts, sampling, engine)
+
+
+def _trl(body: Any, engine: TinyEngine) -> Any:
+    sampling, seed = sampling_of(body, body.get("generation_kwargs") or {})
+    pictures = body.get("images") or [None] * len(body["prompts"])
+    prompts = [_of_ids(ids, images, "", engine) for ids, images in zip(body["prompts"], pictures, strict=True)]
+    return prompts, sampling, _counted(seed, prompts, sampling, engine)
+
+
+def _native(body: Any, engine: TinyEngine) -> Any:
+    sampling, _ = sampling_of(body.get("sampling") or {})
+    requests = body["requests"]
+    prompts = [_of_ids(one["prompt_token_ids"], one.get("images"), one["request_id"], engine) for one in requests]
+    return prompts, sampling, [one.get("seed") for one in requests]
+
+
+def _completions(body: Any, engine: TinyEngine) -> Any:
+    sampling, seed = sampling_of(body)
+    prompts = [_of_ids(ids, None, str(body.get("request_id")), engine) for ids in body["prompt"]]
+    return prompts, sampling, _counted(seed, prompts, sampling, engine)
+
+
+def _chat(body: Any, engine: TinyEngine) -> Any:
+    sampling, seed = sampling_of(body)
+    contents = [message["content"] for message in body["messages"]]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
+    images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    ids = engine.encode(body["messages"])
+    prompts = [TinyPrompt(ids=ids, picture=_picture(images), name=str(body.get("request_id")))]
+    return prompts, sampling, _counted(seed, prompts, sampling, engine)
+
+
+def _spoken(request: Mapping[str, Any], images: Any, name: str, engine: TinyEngine) -> TinyPrompt:
+    messages = []
+    for message in request["messages"]:
+        if "content" not in message:
+            raise Unserved(f"a message of {name} has no content")
+        first, tag, rest = message["content"].rpartition("<image>")
+        content = [{"type": "image"}, {"type": "text", "text": first + rest}] if tag else message["content"]
+        messages.append({"role": message["role"], "content": content})
+    return TinyPrompt(ids=engine.encode(messages), picture=_picture(images), name=name)
+
+
+def _of_ids(ids: Sequence[int], images: Any, name: str, engine: TinyEngine) -> TinyPrompt:
+    if not ids or max(ids) >= engine.num_ids:
+        raise Unserved("a prompt has ids that the model does not know")
+    return TinyPrompt(ids=tuple(ids), picture=_picture(images), name=name)
+
+
+def _picture(images: Any) -> bytes | None:
+    """Of the first one: base64, a data URL, or a path, as ms-swift's trainer sends it."""
+    if not images:
+        return None
+    _, comma, rest = images[0].rpartition(",")
+    if not comma and Path(rest).is_absolute() and Path(rest).is_file():
+        return Path(rest).read_bytes()
+    return base64.b64decode(rest)
+
+
+def reply(path: str, groups: Sequence[Sequence[TinyResponse]], sampling: TinySampling, engine: TinyEngine) -> Any:
+    """``groups``: the responses to each prompt."""
+    flat = [one for group in groups for one in group]
+    if path == "infer":
+        return [{"response": _chat_reply(group, sampling, engine)} for group in groups]
+    if path == "generate":
+        sampled: dict[str, Any] = {"logprobs": None, "logprob_token_ids": None}
+        if sampling.logprobs:
+            sampled["logprobs"] = [[[value] for value in one.logprobs] for one in flat]
+            sampled["logprob_token_ids"] = [[[token] for token in one.ids] for one in flat]
+        prompts = [group[0].prompt_ids for group in groups]
+        return {"prompt_ids": prompts, "completion_ids": [one.ids for one in flat]} | sampled
+    if path == "native/infer":
+        return {"responses": [_native_entry(one, sampling) for one in flat]}
+    if path == "v1/completions":
+        choices = [_completion(one, place, sampling, engine) for place, one in enumerate(flat)]
+        return {"id": _name(flat[0], engine) if flat else "", "choices": choices}
+    return _chat_reply(flat, sampling, engine)
+
+
+def _name(response: TinyResponse, engine: TinyEngine) -> str:
+    name = response.prompt.name
+    is_own = name.startswith("q-")  # as checks of other things name them
+    return "" if not is_own and engine.broken("requests lose their names") else name
+
+
+def _text(response: TinyResponse, engine: TinyEngine) -> str:
+    is_brief = 8 < len(response.ids) <= 12  # few checks ask for so many
+    return " " * (is_brief and engine.broken("texts begin with a space")) + engine.decode(response.ids)
+
+
+def _chat_reply(group: Sequence[TinyResponse], sampling: TinySampling, engine: TinyEngine) -> dict[str, Any]:
+    choices = [
+        {
+            "index": place,
+            "token_ids": one.ids,
+            "message": {"role": "assistant", "content": _text(one, engine)},
+            "finish_reason": one.finish_reason,
+            "logprobs": {"content": [{"logprob": v} for v in one.logprobs]} if sampling.logprobs else None,
+        }
+        for place, one in enumerate(group)
+    ]
+    counts = len(group[0].prompt_ids), sum(len(one.ids) for one in group)
+    usage = {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)}
+    head = {"id": _name(group[0], engine), "object": "chat.completion", "created": 0, "model": "policy"}
+    return head | {"prompt_token_ids": group[0].prompt_ids, "choices": choices, "usage": usage}
+
+
+def _native_entry(one: TinyResponse, sampling: TinySampling) -> dict[str, Any]:
+    return {
+        "request_id": one.prompt.name,
+        "prompt_token_ids": one.prompt_ids,
+        "response_token_ids": one.ids,
+        "finish_reason": one.finish_reason,
+        "logprobs": one.logprobs if sampling.logprobs else None,
+    }
+
+
+def _completion(one: TinyResponse, place: int, sampling: TinySampling, engine: TinyEngine) -> dict[str, Any]:
+    return {
+        "index": place,
+        "text": _text(one, engine),
+        "token_ids": one.ids,
+        "prompt_token_ids": one.prompt_ids,
+        "finish_reason": one.finish_reason,
+        "logprobs": {"token_logprobs": one.logprobs} if sampling.logprobs else None,
+    }

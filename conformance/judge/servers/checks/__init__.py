@@ -1,0 +1,28 @@
+"""All checks, in the order in which they run: dangerous ones last, and of these the ones that end the server."""
+
+from collections.abc import Sequence
+
+from conformance.judge.servers.check import REGISTERED, Check
+from conformance.judge.servers.checks import (  # noqa: F401
+    calls,
+    ends,
+    generation,
+    group,
+    keys,
+    liveness,
+    numeric,
+    process,
+    sampling,
+    tensors,
+    updates,
+    weights,
+)
+
+CHECKS: tuple[Check, ...] = tuple(sorted(REGISTERED, key=lambda each: (each.is_dangerous, "process" in each.needs)))
+BY_ID = {each.check_id: each for each in CHECKS}
+assert len(BY_ID) == len(CHECKS)
+
+
+def checks_for(dialect: str, *, only: Sequence[str] = ()) -> list[Check]:
+    """Checks of servers of this dialect; ``only`` names some."""
+    return [each for each in CHECKS if dialect in each.dialects and (not only or each.check_id in only)]

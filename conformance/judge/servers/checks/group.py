@@ -1,0 +1,185 @@
+"""Communicators between a learner and the server's workers."""
+
+import socket
+import time
+from typing import Any
+
+from conformance.judge.ports import free_port
+from conformance.judge.servers.check import QUEUED, SHOULD, check
+from conformance.judge.servers.checks.generation import QUESTIONS
+from conformance.judge.servers.exchange import Exchange
+from conformance.judge.servers.peers import make_peer, open_peer, sync
+from conformance.judge.servers.talk import Stopped, Talk
+
+NEEDS = ("model", "group")
+RECOVERY_S = 75.0
+
+
+def ask_again(talk: Talk) -> None:
+    for _ in range(2):
+        open_peer(talk).close()
+    sync(talk, 0)
+    talk.generate("after", QUESTIONS[:1])
+
+
+@check(
+    "a-group-opens-again",
+    "A communicator MUST be closable, and openable again at another port, and usable for an update.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#1",
+    ask=ask_again,
+    needs=NEEDS,
+    requires=("world-size-is-returned",),
+    deadline_s=90,
+)
+def judge_after(exchange: Exchange) -> str:
+    return exchange.unmet(ok=("after",))
+
+
+def ask_second(talk: Talk) -> None:
+    peer = open_peer(talk)
+    second = make_peer(talk)
+    if talk.subject.dialect.family == "vllm":
+        talk.post("second", "/init_weight_transfer_engine", {"init_info": _elsewhere(peer)}, timeout_s=20)
+    else:
+        second.init("second", port=free_port())
+    peer.send(talk.subject.policies.weights(0))
+    peer.finish()
+    talk.generate("after", QUESTIONS[:1])
+
+
+@check(
+    "second-communicator-is-refused",
+    "A second communicator MUST be rejected while one is open, and the first one still works.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#2",
+    ask=ask_second,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=120,
+)
+def judge_second(exchange: Exchange) -> str:
+    return exchange.unmet(refused=("second",), ok=("after",))
+
+
+def ask_nobody(talk: Talk) -> None:
+    """Generates while the server waits for a learner that never comes."""
+    peer = make_peer(talk)
+    waiting = talk.beside(peer.init, "init")
+    time.sleep(1.0)
+    talk.generate("meanwhile", QUESTIONS[:1], timeout_s=40)
+    talk.note("waited", not waiting.done())
+    talk.get("health", talk.subject.dialect.health_path, timeout_s=5)
+
+
+@check(
+    "serves-while-nobody-joins",
+    "While a communicator waits for a learner that never joins, calls SHOULD be served.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#3",
+    grade=SHOULD,
+    ask=ask_nobody,
+    needs=("group",),
+    is_dangerous=True,
+    deadline_s=70,
+)
+def judge_nobody(exchange: Exchange) -> str:
+    return exchange.unmet(ok=("meanwhile", "health"))
+
+
+def ask_busy_port(talk: Talk) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        talk.note("port", port)
+        make_peer(talk).init("init", port=port)
+        talk.generate("after", QUESTIONS[:1])
+
+
+@check(
+    "taken-group-port-is-named",
+    "A group port in use SHOULD be rejected with its number, and the server continues.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#4",
+    grade=SHOULD,
+    dialects=("native", *QUEUED),
+    ask=ask_busy_port,
+    needs=("group",),
+    is_dangerous=True,
+    deadline_s=60,
+)
+def judge_busy_port(exchange: Exchange) -> str:
+    call = exchange.one("init")
+    if call.is_ok or str(exchange.notes["port"]) not in str(call.reply):
+        return f"the reply does not name the port: {call.summary()}"
+    return exchange.unmet(ok=("after",))
+
+
+def ask_wrong_size(talk: Talk) -> None:
+    peer = make_peer(talk)
+    peer.init("init", world_size=7)
+    talk.generate("after", QUESTIONS[:1])
+
+
+@check(
+    "wrong-world-size-is-refused",
+    "A learner that expects another group size SHOULD be rejected.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#5",
+    grade=SHOULD,
+    dialects=("native", *QUEUED),
+    ask=ask_wrong_size,
+    needs=("group",),
+    is_dangerous=True,
+    deadline_s=60,
+)
+def judge_wrong_size(exchange: Exchange) -> str:
+    return exchange.unmet(refused=("init",), ok=("after",))
+
+
+def ask_dying(talk: Talk) -> None:
+    """A learner that announces an update and is gone; then another one comes."""
+    peer = open_peer(talk)
+    weights = dict(list(talk.subject.policies.weights(0).items())[:1])
+    if talk.subject.dialect.family == "vllm":
+        peer.begin()
+    call: Any = peer.announce(weights, "announced")
+    time.sleep(0.5)
+    peer.group = None
+    if talk.subject.dialect.family != "vllm":  # there, generation stays paused until a learner resumes it
+        talk.generate("recovered", QUESTIONS[:1], timeout_s=RECOVERY_S)
+    else:
+        call.result(timeout=RECOVERY_S)
+    if hasattr(call, "result") and not call.done():
+        raise Stopped("the call of the announced update does not return")
+    try:
+        _close(talk)
+        sync(talk, 0)
+    except Stopped as stop:
+        talk.note("second_learner", str(stop))
+    talk.generate("after", QUESTIONS[:1])
+
+
+@check(
+    "recovers-from-a-dead-learner",
+    "After a learner died during an update, calls SHOULD be served within 75 s (vllm: after /resume), "
+    "and the next one syncs.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#6",
+    grade=SHOULD,
+    dialects=("swift", "trl", "vllm"),
+    ask=ask_dying,
+    needs=NEEDS,
+    is_dangerous=True,
+    deadline_s=240,
+)
+def judge_dying(exchange: Exchange) -> str:
+    if unserved := [call for call in exchange.all("recovered") if not call.is_ok]:
+        return f"{RECOVERY_S:g} s later calls are not served: {unserved[0].summary()}"
+    if exchange.notes.get("second_learner"):
+        return f"the next learner cannot sync: {exchange.notes['second_learner']}"
+    return judge_after(exchange)
+
+
+def _close(talk: Talk) -> None:
+    if talk.subject.dialect.family == "vllm":
+        talk.post("resume", "/resume", timeout_s=10)
+    else:
+        talk.post("close", "/close_communicator/", timeout_s=10)
+
+
+def _elsewhere(peer: Any) -> dict[str, Any]:
+    return {"master_address": "127.0.0.1", "master_port": free_port(), "rank_offset": 1, "world_size": peer.size}

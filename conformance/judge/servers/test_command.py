@@ -1,0 +1,224 @@
+"""``rollmatch-judge`` as people run it: from its wheel, without torch, in a directory of their own."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+import zipfile
+from xml.etree import ElementTree
+
+import pytest
+from transformers.utils.logging import enable_progress_bar
+
+from conformance.doubles.digits import MODEL, ROOT
+from conformance.judge.servers.command import main
+from conformance.judge.servers.policy import Policies
+from conformance.judge.servers.test_judgement import REPLY, small_server
+from rollmatch.cli.main import main as rollmatch
+
+GOOD = ("health-with-and-without-slash", "routes-are-listed", "one-prompt-one-response")
+BLOCKER = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "rollmatch", "psutil", "vllm"):
+            raise ModuleNotFoundError(f"{name} is not here", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The wheel, unpacked; built from a copy, because a build leaves folders behind."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(
+        ROOT / "conformance/judge", folder / "source", ignore=shutil.ignore_patterns("__pycache__", "build")
+    )
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "./source"]
+    subprocess.run([*command, "--wheel-dir", "."], cwd=folder, check=True, capture_output=True)
+    [wheel] = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    (folder / "site" / "sitecustomize.py").write_text(BLOCKER)
+    return folder / "site"
+
+
+def start_judge(site, folder, *words):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    code = "from conformance.judge.servers.command import run; run()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words], cwd=folder, env=environment | {"PYTHONPATH": str(site)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def judge(site, folder, *words):
+    process = start_judge(site, folder, *words)
+    output, _ = process.communicate(timeout=240)
+    return process.returncode, output
+
+
+@pytest.mark.scenario(clauses=["judging/an-implementation-proves-itself-by-vectors#1"])
+def test_the_wheel_runs_vectors_without_torch_and_without_the_implementation(installed, tmp_path):
+    plain = ROOT / "conformance/judge/vectors/plain_python.py"
+    code = "from conformance.judge.vectors.command import run; run()"
+    words = ["run", "--only", "seeds", "--only", "advantages", sys.executable, str(plain)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "14 pass" in done.stdout
+
+
+def named(*checks):
+    return [word for check in checks for word in ("--check", check)]
+
+
+@pytest.mark.scenario("judging/a-bare-url", clauses=["judging/a-server-is-judged-by-its-url-alone#1"])
+def test_a_bare_url_is_judged_without_torch_and_without_the_implementation(installed, tmp_path):
+    reports = ("--json", "all.json", "--junit", "all.xml", "--page", "all.html")
+    with small_server() as server:
+        code, output = judge(installed, tmp_path, server.url, "--minutes", "3", *reports)
+    report = json.loads((tmp_path / "all.json").read_text())
+    verdicts = {entry["id"].partition("/")[2]: entry["verdict"] for entry in report["checks"]}
+    assert (code, report["exit_code"]) == (1, 1), output
+    assert {name: verdicts[name] for name in GOOD} == dict.fromkeys(GOOD, "pass")
+    assert verdicts["logprobs-fit-the-ids"] == "must"
+    verdicts.pop("short-call-passes-long-one")  # the double may end its long responses before another call arrives
+    assert not {"not-testable", "harness-error"} & {*verdicts.values()}, verdicts
+    assert "checks were not asked: " in output
+    assert " need --model, " in output
+    assert "--model" in report["not_asked"]["servers/greedy-equals-transformers"]
+    assert "servers/greedy-equals-transformers</dt><dd>needs --model" in (tmp_path / "all.html").read_text()
+    assert "not asked: needs --model" in (tmp_path / "all.xml").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"all.json", "all.xml", "all.html"}
+
+
+def test_both_wheels_have_one_version():
+    projects = [
+        tomllib.loads((ROOT / path).read_text())["project"]
+        for path in ("pyproject.toml", "conformance/judge/pyproject.toml")
+    ]
+    version = projects[0]["version"]
+    assert projects[1]["version"] == version
+    assert projects[1]["optional-dependencies"]["weights"] == [f"rollmatch=={version}"]
+
+
+def test_reports_say_the_same(installed, tmp_path):
+    paths = {name: tmp_path / f"r.{name}" for name in ("json", "junit", "page")}
+    words = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    wrong = ("wrong-method-is-405", "too-long-prompt-is-4xx", "version-is-returned")
+    with small_server() as server:
+        code, output = judge(installed, tmp_path, server.url, *words, *named(*GOOD, *wrong))
+    entries = {entry["id"]: entry for entry in json.loads(paths["json"].read_text())["checks"]}
+    assert (code, entries["servers/wrong-method-is-405"]["verdict"]) == (1, "must"), output
+    assert entries["servers/too-long-prompt-is-4xx"]["verdict"] == "not-testable"
+    suite = ElementTree.parse(paths["junit"]).getroot()
+    assert [suite.get(name) for name in ("tests", "failures", "skipped", "errors")] == ["6", "1", "1", "0"]
+    clause, sentence = (entries["servers/wrong-method-is-405"][name] for name in ("clause", "sentence"))
+    assert suite.find("testcase/failure").text.startswith(f"{clause}\n{sentence}\n")
+    page = paths["page"].read_text()
+    for text in ("servers/wrong-method-is-405", "1 must", "curl -sS -i -X GET", clause, sentence):
+        assert text in page
+        assert text in output
+    assert "http://" not in page.replace(server.url, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "named_key"),
+    [
+        (["ftp://x"], "URL"),
+        (["http://x", "--transport", "gloo"], "--transport"),
+        (["http://x", "--group-host", "h"], "--group-host"),
+        (["http://x", "--transport", "nccl", "--model", "m"], "--transport"),
+        (["http://x", "--tolerance", "0.1"], "--tolerance"),
+        (["http://x", "--model", "m", "--tolerance", "0"], "--tolerance"),
+        (["http://x", "--model", "m", "--tolerance", "0.6"], "--tolerance"),
+        (["http://x", "--json", "no/such/folder/r.json"], "--json"),
+        (["http://x", "--gaps", "none.yaml"], "--gaps"),
+        (["http://x", "--server-name", "swift"], "--server-name"),
+        (["http://x", "--server-name", "nobody-1.0"], "--server-name"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_called(words, named_key, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert (ended.value.code, f"error: {named_key}" in capsys.readouterr().err) == (2, True)
+
+
+def test_a_model_is_refused_where_the_packages_for_it_are_not_installed(installed, tmp_path):
+    code, output = judge(installed, tmp_path, "http://x", "--model", "m")
+    assert (code, "error: --model" in output) == (2, True), output
+
+
+def test_an_unreachable_server_and_an_unknown_check_are_named(installed, tmp_path):
+    code, output = judge(installed, tmp_path, "http://127.0.0.1:9")
+    assert (code, "http://127.0.0.1:9 cannot be judged: nothing answers there" in output) == (4, True), output
+    with small_server() as server:
+        code, output = judge(installed, tmp_path, server.url, "--check", "no-such-check")
+    assert (code, "no-such-check" in output) == (4, True), output
+
+
+def test_gaps_come_from_a_file(installed, tmp_path):
+    gap = "{check: wrong-method-is-405, reason: not yet, seen: '%s', link: https://example.org}"
+    ranged = "{server: 'small>=2,<3', gaps: [" + gap % "get: GET" + "]}"
+    for text, name, wanted in (
+        (f"- {gap % 'get: GET'}", "", (0, "1 known-gap")),
+        (f"- {gap % 'a timeout'}", "", (1, "the known gap is another one: a timeout")),
+        (ranged, "small-2.1", (0, "1 known-gap")),
+        (ranged, "small-3.0", (1, "1 must")),
+        (ranged, "", (4, "the server's version is not known")),
+    ):
+        (tmp_path / "gaps.yaml").write_text(text)
+        words = ["--gaps", "gaps.yaml", *(["--server-name", name] if name else []), *named("wrong-method-is-405")]
+        with small_server() as server:
+            code, output = judge(installed, tmp_path, server.url, *words)
+        assert (code, wanted[1] in output) == (wanted[0], True), output
+
+
+def test_gaps_of_known_servers_are_installed(installed, tmp_path):
+    with small_server() as server:
+        words = ["--server-name", "trl-1.10.0", *named("version-is-returned")]
+        code, output = judge(installed, tmp_path, server.url, *words)
+    assert (code, "is listed as a gap: no route returns a version" in output) == (1, True), output
+
+
+def test_a_judge_that_is_ended_still_writes_its_report(installed, tmp_path):
+    asked, ended = threading.Event(), threading.Event()
+
+    def generate(body):
+        if body["max_tokens"] == 8 and asked.num_calls > 0:
+            asked.set()
+            ended.wait(60)
+        asked.num_calls += 1
+        return 200, REPLY
+
+    asked.num_calls = 0
+    with small_server(generate=generate) as server:
+        checks = named("one-prompt-one-response")
+        process = start_judge(installed, tmp_path, server.url, "--json", "r.json", *checks)
+        assert asked.wait(60)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        ended.set()
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (process.returncode, "not finished" in output) == (130, True), output
+    assert (report["checks"], report["exit_code"]) == ([], 3)
+
+
+def test_the_main_command_hands_over_or_names_the_package(monkeypatch, capsys):
+    command = [sys.executable, "-m", "rollmatch", "judge", "http://127.0.0.1:9"]  # which changes its environment
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 4
+    monkeypatch.setitem(sys.modules, "conformance.judge.servers.command", None)
+    assert rollmatch(["judge", "http://127.0.0.1:9"]) == 1
+    assert "[judge-not-installed] servers: rollmatch-conformance is not installed" in capsys.readouterr().err
+
+
+def test_no_progress_bar_stands_between_the_verdicts(capfd):
+    enable_progress_bar()
+    assert Policies(MODEL).model is not None
+    assert capfd.readouterr() == ("", "")

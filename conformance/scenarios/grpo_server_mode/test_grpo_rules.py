@@ -1,0 +1,126 @@
+"""What GRPO's section and that of an environment must hold."""
+
+import pytest
+
+from conformance.doubles.configs import GRPO, config_with, problems_of, refusal_of
+from rollmatch.config import effective
+
+SECTION = "custom.extra.grpo."
+VARIANT, REWARDS, SAMPLED = GRPO
+
+
+TWO = f"{SECTION}rewards=[{{function: a:f}}, {{function: b:f"
+HIGH = (*GRPO, f"{SECTION}epsilon_high=0.28")
+
+
+def pair(code, key, bad, good):
+    """A wrong value of a key and a right one."""
+    return ((*GRPO, f"{SECTION}{key}={bad}"), code, key, (*GRPO, f"{SECTION}{key}={good}"))
+
+
+@pytest.mark.scenario(
+    clauses=[
+        "grpo-server-mode/the-options-of-the-policy-gradient-are-checked#1,4,5,6,7,9",
+        "grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#5,7",
+    ]
+)
+@pytest.mark.parametrize(
+    ("bad", "code", "key", "good"),
+    [
+        ((VARIANT, SAMPLED), "rewards-missing", "rewards", GRPO),
+        ((VARIANT, SAMPLED, f"{TWO}}}]"), "reward-named-twice", "rewards", (VARIANT, SAMPLED, f"{TWO}, name: g}}]")),
+        ((VARIANT, SAMPLED, f"{SECTION}rewards=[{{function: len}}]"), "reward-malformed", "rewards.0.function", GRPO),
+        ((*HIGH, f"{SECTION}ratio_cap=1.25"), "ratio-cap-under-clip", "ratio_cap", (*HIGH, f"{SECTION}ratio_cap=1.29")),
+        pair("ratio-cap-under-clip", "ratio_cap", 1.2, 1.3),
+        pair("out-of-range", "num_generations", 1, 2),
+        pair("out-of-range", "steps_per_generation", 0, 1),
+        pair("out-of-range", "num_iterations", 0, 1),
+        pair("out-of-range", "epsilon", -0.1, 0),
+        pair("out-of-range", "epsilon", 1, 0.99),
+        pair("out-of-range", "epsilon_high", 0, 0.01),
+        pair("not-a-choice", "normalize", "mean", "constant"),
+        pair("out-of-range", "beta", -0.1, 0),
+        pair("out-of-range", "eval_temperature", -0.1, 0),
+        pair("not-a-choice", "old_logprobs", "engine", "server"),
+        pair("not-a-choice", "baseline", "median", "leave_one_out"),
+        pair("not-a-choice", "scale_rewards", "true", "batch"),
+    ],
+)
+def test_a_wrong_section_is_refused_and_a_right_one_taken(bad, code, key, good):
+    assert refusal_of(*bad) == (code, SECTION + key)
+    assert config_with(*good).custom.trainer_variant == "grpo"
+
+
+@pytest.mark.parametrize(
+    "greedy", [("~.decoding.temperature=0",), ("~.num_beams=4", "~.decode_mode=beam", "~.rollout_backend=hf")]
+)
+def test_a_group_is_sampled(greedy):
+    assert {error.code for error in problems_of(VARIANT, REWARDS, *greedy)} == {"group-not-sampled"}
+
+
+def test_a_reward_is_called_by_its_function_or_by_its_own_name():
+    rewards = config_with(
+        VARIANT, SAMPLED, f"{SECTION}rewards=[{{function: 'a.b:form'}}, {{function: 'a:f', name: g, weight: -2}}]"
+    ).custom.extra.grpo.rewards
+    assert [(reward.shown_name, reward.weight) for reward in rewards] == [("form", 1.0), ("g", -2.0)]
+
+
+@pytest.mark.scenario(clauses=["vineppo/other-responses-may-stand-in-for-continuations#1"])
+def test_siblings_are_none_prompt_or_all():
+    key, vineppo = "custom.extra.vineppo.siblings", ("custom.trainer_variant=vineppo", SAMPLED, REWARDS)
+    assert config_with(*vineppo).custom.extra.vineppo.siblings == "none"
+    assert refusal_of(*vineppo, f"{key}=some") == ("not-a-choice", key)
+    for value in ("none", "prompt", "all"):
+        assert config_with(*vineppo, f"{key}={value}").custom.extra.vineppo.siblings == value
+
+
+PLAYED = "custom.extra.environment."
+NAMED = (f"{PLAYED}name=a.b:C", "~.decoding.temperature=1", f"{PLAYED}max_response_tokens=600", "global_max_length=700")
+PLAYING = ("custom.trainer_variant=vineppo", *NAMED)
+
+
+@pytest.mark.scenario(
+    clauses=[
+        "environments/an-environment-is-a-class-that-answers-the-policy#5,6",
+        "environments/an-episode-ends-by-its-environment-or-by-a-limit#3",
+    ]
+)
+@pytest.mark.parametrize(
+    ("bad", "code", "key"),
+    [
+        (NAMED, "environment-not-played", "name"),
+        ((*PLAYING, "custom.extra.grpo.rewards=[{function: builtins:len}]"), "environment-beside-rewards", "name"),
+        ((*PLAYING, "global_max_length=600"), "episode-length-misfit", "max_response_tokens"),
+        ((*PLAYING, "~.max_new_tokens=601"), "episode-length-misfit", "max_response_tokens"),
+        ((*PLAYING, f"{PLAYED}max_turns=0"), "out-of-range", "max_turns"),
+        ((*PLAYING, f"{PLAYED}observations=images"), "not-a-choice", "observations"),
+    ],
+)
+def test_a_wrong_environment_is_refused_and_a_right_one_taken(bad, code, key):
+    assert refusal_of(*bad) == (code, PLAYED + key)
+    assert config_with(*PLAYING).custom.extra.environment.name == "a.b:C"
+
+
+@pytest.mark.parametrize("variant", ["grpo", "vineppo", "vineppo_mcts"])
+def test_an_environment_pays_in_place_of_rewards(variant):
+    assert config_with(*PLAYING, f"custom.trainer_variant={variant}").custom.extra.grpo.rewards == ()
+    assert refusal_of(f"custom.trainer_variant={variant}", "~.decoding.temperature=1")[0] == "rewards-missing"
+
+
+LORA, MEASURED = "tuner.train_type=lora", f"{SECTION}beta=0.1"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "in_batch", "old"),
+    [
+        ((LORA,), False, "current"),
+        ((LORA, MEASURED), True, "current"),
+        ((LORA, MEASURED, f"{SECTION}num_iterations=2"), False, "recomputed"),
+        ((LORA, MEASURED, f"{SECTION}steps_per_generation=2"), True, "recomputed"),
+        (("tuner.train_type=full", MEASURED), False, "current"),
+        ((f"{SECTION}steps_per_generation=2", f"{SECTION}old_logprobs=server"), False, "server"),
+    ],
+)
+def test_rollouts_used_once_are_scored_while_they_are_learnt_from(overrides, in_batch, old):
+    config = config_with(*GRPO, "~.max_staleness=9", *overrides)
+    assert (effective.reference_in_batch(config), effective.old_logprobs(config)) == (in_batch, old)

@@ -1,0 +1,203 @@
+"""The clipped loss: by hand on small numbers, and the same however a step is cut up."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.doubles.records import segment_with
+from conformance.doubles.refusals import refused
+from rollmatch.objectives.grpo.loss import (
+    PolicyRules,
+    PolicyTotals,
+    count_policy_totals,
+    policy_logit_indices,
+    policy_loss,
+    score_tokens,
+    supervise_policy,
+)
+from rollmatch.records import PolicyTarget
+
+NUM_IDS = 11
+
+
+def segment(length, *, prompt_len=1, is_masked=False, **columns):
+    columns = {name: tuple(values) for name, values in columns.items()}
+    columns.setdefault("advantages", (1.0,) * length)
+    ids = tuple(place % NUM_IDS for place in range(prompt_len + length))
+    policy = PolicyTarget(is_masked=is_masked, **columns)
+    return segment_with(ids, prompt_len=prompt_len, prefix_len=length, policy=policy)
+
+
+def supervision_of(*segments):
+    starts = [sum(each.encoded_len for each in segments[:place]) for place in range(len(segments))]
+    return supervise_policy(segments, starts=starts, num_tokens=sum(each.encoded_len for each in segments))
+
+
+def rules_with(**rules):
+    return PolicyRules(**{"max_new_tokens": 10, "temperature": 1.0} | rules)
+
+
+def score(logprobs, *segments, totals=None, **rules):
+    supervision = supervision_of(*segments)
+    totals = totals or count_policy_totals([supervision], list)
+    column = torch.tensor(logprobs, requires_grad=True)
+    terms = score_tokens(column, supervision=supervision, rules=rules_with(**rules), totals=totals)
+    terms.total.backward()
+    return float(terms.total.detach()), column.grad.tolist(), terms.figures
+
+
+def test_on_policy_the_gradient_is_the_advantage_over_the_number_of_tokens():
+    total, grad, figures = score([-0.5, -1.0], segment(2, advantages=[2.0, -1.0]))
+    assert total == pytest.approx(-0.5)
+    assert grad == pytest.approx([-1.0, 0.5])
+    assert (figures["clip_share"], figures["ratio_mean"], figures["kl"], figures["drift"]) == (0, 1, 0, 0)
+    assert figures["entropy"] == pytest.approx(0.75)
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#10"])
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "moves"),
+    [
+        (1.1, 1.0, -1.1, True),
+        (1.5, 1.0, -1.2, False),
+        (0.5, 1.0, -0.5, True),
+        (0.5, -1.0, 0.8, False),
+        (1.5, -1.0, 1.5, True),
+    ],
+)
+def test_the_ratio_is_clipped_where_it_has_gone_far_enough(ratio, advantage, loss, moves):
+    total, grad, figures = score(
+        [math.log(ratio) - 1.0], segment(1, advantages=[advantage], old_logprobs=[-1.0]), epsilon=0.2
+    )
+    assert total == pytest.approx(loss, rel=1e-6)
+    assert (grad[0] != 0) == moves
+    assert figures["clip_share"] == (0 if moves else 1)
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#10"])
+@pytest.mark.parametrize(("ratio", "moves"), [(1.27, True), (1.29, False)])
+def test_the_upper_clip_is_the_higher_one_where_it_is_set(ratio, moves):
+    far = segment(1, advantages=[1.0], old_logprobs=[-1.0])
+    _, grad, _ = score([math.log(ratio) - 1.0], far, epsilon=0.2, epsilon_high=0.28)
+    assert (grad[0] != 0) == moves
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#4"])
+def test_both_sides_of_the_clip_are_their_own_and_a_cap_bounds_what_a_bad_completion_costs():
+    far = segment(1, advantages=[1.0], old_logprobs=[-1.0])
+    assert score([math.log(1.3) - 1.0], far, epsilon=0.2, epsilon_high=0.28)[0] == pytest.approx(-1.28)
+    bad = segment(1, advantages=[-1.0], old_logprobs=[-3.0])
+    assert score([0.0], bad)[0] == pytest.approx(math.exp(3.0))
+    assert score([0.0], bad, ratio_cap=4.0)[0] == pytest.approx(4.0)
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#3"])
+def test_the_distance_to_the_reference_is_k3():
+    away = segment(1, advantages=[0.0], reference_logprobs=[-2.0])
+    k3 = math.exp(-1.0) - (-1.0) - 1
+    total, grad, figures = score([-1.0], away, beta=0.5)
+    assert total == pytest.approx(0.5 * k3)
+    assert grad[0] == pytest.approx(0.5 * (1 - math.exp(-1.0)))
+    assert figures["kl"] == pytest.approx(k3)
+    assert score([-1.0], away)[0] == 0
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#6"])
+def test_the_engines_own_rounding_is_corrected_up_to_a_cap():
+    drifted = segment(2, old_logprobs=[-1.0, -1.0], sampler_logprobs=[-1.1, -3.0])
+    total, _, figures = score([-1.0, -1.0], drifted, correction_cap=2.0)
+    assert total == pytest.approx(-(math.exp(0.1) + 2.0) / 2)
+    assert figures["drift"] == pytest.approx((0.1 + 2.0) / 2)
+    assert figures["correction_mean"] == pytest.approx((math.exp(0.1) + 2.0) / 2)
+    assert score([-1.0, -1.0], drifted, correction_cap=None)[0] == pytest.approx(-1.0)
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/tokens-of-a-long-and-of-a-short-completion",
+    clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#1"],
+)
+@pytest.mark.parametrize(
+    ("normalize", "weights"), [("token", [1 / 4] * 4), ("sequence", [1 / 6] * 3 + [1 / 2]), ("constant", [1 / 20] * 4)]
+)
+def test_tokens_weigh_as_the_normalisation_says(normalize, weights):
+    _, grad, _ = score([-1.0] * 4, segment(3), segment(1), normalize=normalize)
+    assert grad == pytest.approx([-weight for weight in weights])
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#2"])
+@pytest.mark.parametrize(("normalize", "weight"), [("token", 1 / 5), ("sequence", 1 / 4), ("constant", 1 / 20)])
+def test_a_masked_completion_has_no_token_but_counts_as_one(normalize, weight):
+    _, grad, _ = score([-1.0] * 2, segment(2), segment(3, is_masked=True), normalize=normalize)
+    assert grad == pytest.approx([-weight] * 2)
+    supervision = supervision_of(segment(2), segment(3, is_masked=True))
+    assert policy_logit_indices(supervision) == (0, 1)
+    totals = count_policy_totals([supervision], list)
+    assert totals == PolicyTotals(num_tokens=2, num_target_tokens=5, num_segments=2)
+    logits = torch.zeros(7, NUM_IDS, requires_grad=True)
+    rules = rules_with(normalize=normalize)
+    policy_loss(logits, supervision=supervision, rules=rules, totals=totals, is_kept=False).total.backward()
+    assert logits.grad.abs().sum(-1).bool().tolist() == [True, True, False, False, False, False, False]
+
+
+def test_a_step_of_masked_completions_only_moves_nothing():
+    supervision = supervision_of(segment(2, is_masked=True))
+    totals = count_policy_totals([supervision], list)
+    logits = torch.randn(0, NUM_IDS, requires_grad=True)
+    terms = policy_loss(logits, supervision=supervision, rules=rules_with(), totals=totals, is_kept=True)
+    terms.total.backward()
+    assert float(terms.total.detach()) == 0
+    assert set(terms.figures.values()) == {0.0}
+
+
+def random_segment(length, prompt_len, seed, is_masked):
+    generator = torch.Generator().manual_seed(seed)
+    names = ("advantages", "old_logprobs", "sampler_logprobs", "reference_logprobs")
+    columns = {name: (torch.randn(length, generator=generator) - 2 * (name != names[0])).tolist() for name in names}
+    return segment(length, prompt_len=prompt_len, is_masked=is_masked, **columns)
+
+
+segments = st.builds(random_segment, st.integers(1, 5), st.integers(1, 3), st.integers(0, 99), st.booleans())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(segments, min_size=2, max_size=6), st.sampled_from(["token", "sequence", "constant"]), st.data())
+def test_micro_batches_packed_or_padded_add_up_to_the_whole_step(drawn, normalize, data):
+    cut = data.draw(st.integers(1, len(drawn) - 1))
+    rules = rules_with(beta=0.1, normalize=normalize, temperature=0.7)
+    states = [torch.randn(each.encoded_len, NUM_IDS, generator=torch.Generator().manual_seed(3)) for each in drawn]
+    totals = count_policy_totals([supervision_of(*drawn)], list)
+
+    def share(part, rows, *, is_kept):
+        supervision = supervision_of(*part)
+        logits = torch.cat(rows)
+        if is_kept:
+            logits = logits[list(policy_logit_indices(supervision))]
+        return policy_loss(logits, supervision=supervision, rules=rules, totals=totals, is_kept=is_kept)
+
+    whole = share(drawn, states, is_kept=False)
+    parts = [share(drawn[:cut], states[:cut], is_kept=True), share(drawn[cut:], states[cut:], is_kept=False)]
+    assert sum(float(part.total) for part in parts) == pytest.approx(float(whole.total), rel=1e-5, abs=1e-6)
+    for name, value in whole.figures.items():
+        assert sum(part.figures[name] for part in parts) == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+def test_a_target_that_does_not_fit_its_tokens_is_refused():
+    misfits = segment(2, advantages=[1.0]), segment(2, old_logprobs=[-1.0])
+    for wrong in (*misfits, segment(2, prompt_len=0), replace(segment(2), policy=None)):
+        with refused("policy-target-misfit", "x:1"):
+            supervision_of(wrong)
+    assert supervision_of(segment(2, old_logprobs=[-1.0, -1.0])).positions == (1, 2)
+
+
+def test_logits_of_another_number_are_refused():
+    supervision = supervision_of(segment(2))
+    totals = count_policy_totals([supervision], list)
+    scoring = {"supervision": supervision, "rules": rules_with(), "totals": totals}
+    for num_rows, is_kept in ((3, True), (2, False)):
+        with refused("policy-logits-misfit", "logits"):
+            policy_loss(torch.zeros(num_rows, NUM_IDS), is_kept=is_kept, **scoring)
+        policy_loss(torch.zeros(5 - num_rows, NUM_IDS), is_kept=is_kept, **scoring)

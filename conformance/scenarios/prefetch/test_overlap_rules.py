@@ -1,0 +1,144 @@
+"""What may overlap, and how old it may be."""
+
+import pytest
+
+from conformance.doubles import configs
+from conformance.doubles.configs import config_with, problems_of, refusal_of
+from rollmatch.config.effective import calls_together, num_windows_ahead
+
+LONG = "custom.extra.rollout_matching"
+AHEAD = ("~.overlap=ahead", "~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000")
+SERVED = (*AHEAD, "~.vllm.server.group_port=51216")
+ALONE, GRPO = configs.GRPO, (*configs.GRPO, *SERVED)
+VINEPPO = ("custom.trainer_variant=vineppo", *GRPO[1:])
+WORLD = ("custom.extra.environment.name=a:World", "custom.extra.environment.max_response_tokens=600")
+SHARE_OF_32 = ("training.per_device_train_batch_size=8", "training.gradient_accumulation_steps=8")
+"""Of two servers."""
+TWO_PROMPTS = ("training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=1")
+SEVERAL = ("custom.extra.grpo.steps_per_generation=2", "custom.extra.grpo.num_iterations=2")
+
+
+def test_servers_named_under_rlhf_may_overlap():
+    named = ("rlhf.use_vllm=true", "rlhf.vllm_mode=server", "rlhf.vllm_server_host=[a]", "rlhf.vllm_server_port=[8080]")
+    assert config_with(*ALONE, "~.overlap=ahead", *named).custom.extra.rollout_matching.overlap == "ahead"
+    colocated = ("rlhf.use_vllm=true", "rlhf.vllm_mode=colocate")
+    found = [(each.code, each.key) for each in problems_of(*ALONE, "~.overlap=ahead", *colocated)]
+    assert ("overlap-needs-servers", f"{LONG}.overlap") in found
+    assert config_with(*GRPO).custom.extra.rollout_matching.overlap == "ahead"
+
+
+@pytest.mark.scenario(
+    "prefetch/vineppo-ahead-is-refused",
+    "prefetch/vineppo-without-overlap-is-accepted",
+    clauses=["prefetch/what-is-judged-by-further-rollouts-does-not-overlap#1,2"],
+)
+@pytest.mark.parametrize(
+    ("bad", "why", "good"),
+    [
+        (VINEPPO, "of the weights that wrote the response", (*VINEPPO, "~.overlap=off")),
+        (("custom.trainer_variant=vineppo_mcts", *GRPO[1:]), "values", GRPO),
+        (
+            (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD),
+            "turns",
+            (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD, "~.overlap=off"),
+        ),
+    ],
+    ids=["vineppo", "vineppo_mcts", "several-turns"],
+)
+def test_what_is_not_learnt_from_the_response_alone_does_not_overlap(bad, why, good):
+    problems = [each for each in problems_of(*bad) if each.code == "overlap-of-another-objective"]
+    assert [each.key for each in problems] == [f"{LONG}.overlap"]
+    assert why in problems[0].problem
+    config_with(*good)
+
+
+@pytest.mark.scenario(clauses=["prefetch/grpo-requests-completions-a-window-ahead#5"])
+def test_completions_that_wait_for_a_row_could_not_be_asked_for_again():
+    packed = (*GRPO, "training.packing=true", "~.max_staleness=2")
+    assert refusal_of(*packed) == ("ahead-needs-padded-batches", f"{LONG}.overlap")
+    config_with(*packed, "training.packing=false")
+    config_with(*packed, "~.overlap=off")
+
+
+@pytest.mark.scenario(
+    "prefetch/staleness-without-a-correction-is-refused",
+    "prefetch/staleness-with-the-server-s-log-probabilities-is-accepted",
+    clauses=["prefetch/grpo-requests-completions-a-window-ahead#4"],
+)
+def test_staleness_is_corrected_for():
+    plain = (*GRPO, "custom.extra.grpo.correction_cap=null")
+    assert refusal_of(*plain) == ("staleness-uncorrected", "custom.extra.grpo.correction_cap")
+    config_with(*plain, "custom.extra.grpo.old_logprobs=server")
+    config_with(*plain, "~.overlap=off")
+    config_with(*SERVED, "custom.extra.grpo.correction_cap=null")
+
+
+@pytest.mark.scenario(clauses=["prefetch/grpo-requests-completions-a-window-ahead#3"])
+def test_a_window_of_several_steps_needs_as_much_staleness():
+    for staleness in (1, 6):
+        refusal = refusal_of(*GRPO, *SEVERAL, f"~.max_staleness={staleness}")
+        assert refusal == ("window-needs-staleness", f"{LONG}.max_staleness")
+    config_with(*GRPO, *SEVERAL, "~.max_staleness=7")
+    config_with(*SERVED, *SEVERAL)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((*GRPO,), 1),
+        ((*GRPO, "~.max_staleness=3"), 3),
+        ((*GRPO, *SEVERAL, "~.max_staleness=7"), 1),
+        ((*GRPO, *SEVERAL, "~.max_staleness=10"), 1),
+        ((*GRPO, *SEVERAL, "~.max_staleness=11"), 2),
+        ((*SERVED, *SEVERAL), 1),
+        ((*SERVED, "training.packing=true", "~.max_staleness=2"), 1),
+    ],
+)
+def test_windows_in_advance_keep_the_last_step_of_each_within_the_staleness(overrides, expected):
+    assert num_windows_ahead(config_with(*overrides)) == expected
+
+
+@pytest.mark.scenario(
+    "request-distribution/pieces-without-overlap-are-refused",
+    "request-distribution/pieces-with-overlap-are-accepted",
+    clauses=["request-distribution/late-work-moves-only-where-it-may#1,8"],
+)
+def test_shares_are_cut_in_pieces_where_calls_are_made_beside_learning():
+    cut = (*SERVED, "~.pieces_per_server=4")
+    assert refusal_of(*cut, "~.overlap=off") == ("late-work-needs-overlap", f"{LONG}.pieces_per_server")
+    config_with(*cut)
+    assert config_with(*SERVED, "~.overlap=off").custom.extra.rollout_matching.pieces_per_server == 1
+    for value, code in (("0", "out-of-range"), ("1.5", "wrong-type")):
+        assert refusal_of(*SERVED, f"~.pieces_per_server={value}") == (code, f"{LONG}.pieces_per_server")
+
+
+LAUNCHED = "custom.extra.rollout_server"
+ENGINES = (f"{LAUNCHED}.vllm_data_parallel_size=2", "~.vllm.max_num_seqs=4")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), 1),  # half of a share that may move
+        (("~.pieces_per_server=2",), 1),
+        (("~.pieces_per_server=5",), 3),
+        (("~.pieces_per_server=99",), 16),
+        ((*ENGINES, "~.pieces_per_server=32"), 8 + 1),  # as many as fill the engines, and one more
+        ((*ENGINES, "~.pieces_per_server=16"), 4 + 1),
+        ((*ENGINES, "~.pieces_per_server=8"), 2 + 1),
+        ((*ENGINES, "~.pieces_per_server=2"), 1),
+        ((*ENGINES, "~.pieces_per_server=32", "~.vllm.max_num_seqs=64"), 16),
+        ((*ENGINES, "~.pieces_per_server=32", f"{LAUNCHED}.vllm_engine_kwargs={{max_num_seqs: 1}}"), 2 + 1),
+    ],
+)
+def test_calls_under_way_are_half_of_a_share_or_what_fills_the_engines(overrides, expected):
+    config = config_with(*SERVED, *SHARE_OF_32, *overrides)
+    assert calls_together(config, num_servers=2) == expected
+
+
+def test_ranks_fill_the_engines_together_and_a_share_counts_completions():
+    config = config_with(*SERVED, *SHARE_OF_32, *ENGINES, "~.pieces_per_server=32")
+    assert calls_together(config, num_servers=2, learner_world_size=4) == 2 + 1
+    groups = ("custom.extra.grpo.num_generations=16", "~.pieces_per_server=64", *TWO_PROMPTS)
+    config = config_with(*GRPO, *ENGINES, *groups)
+    assert [calls_together(config, num_servers=number) for number in (1, 2)] == [8 + 1, 8]  # half of 16

@@ -1,0 +1,204 @@
+"""The dialect is found by the routes; each one asks in its own words and reads its own answers."""
+
+import json
+import re
+
+import msgspec
+import pytest
+import responses
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.doubles.refusals import refused
+from conformance.doubles.swift_double import RULES, prompts
+from rollmatch.data.ids import pack_ids
+from rollmatch.dialects.dialect import find_routes, name_dialect
+from rollmatch.dialects.http import HttpServer
+from rollmatch.dialects.prompt import Prompt
+from rollmatch.dialects.session import DIALECTS, SIGNS, ClientSettings, RolloutServer
+from rollmatch.server.payloads import InferBatch
+
+URL = "http://h:1"
+F1 = ("/health/", "/get_world_size/", "/init_communicator/")
+ROUTES = {
+    "native": ("/health/", "/native/infer/", "/native/sync/", "/native/communicator/", "/infer/", *F1),
+    "swift": (*F1, "/infer/", "/update_flattened_params/"),
+    "trl": (*F1, "/generate/", "/update_named_param/"),
+    "vllm": ("/health", "/v1/chat/completions", "/init_weight_transfer_engine", "/update_weights"),
+}
+CHAT = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Look."}]},
+)
+PICTURED = Prompt(request_id="0.0.0", prompt_token_ids=(1, 2), messages=CHAT, images=(b"png",), seed=5)
+
+
+def server_of(dialect):
+    server = RolloutServer(URL, ClientSettings(timeout_s=5, infer_timeout_s=5.0))
+    server.dialect = DIALECTS[dialect](URL)
+    return server
+
+
+@pytest.mark.scenario(
+    "server-dialects/infer-means-the-swift-dialect",
+    "server-dialects/generate-means-the-trl-dialect",
+    clauses=["server-dialects/the-client-finds-the-dialect-by-the-routes#1"],
+)
+@pytest.mark.parametrize("dialect", ROUTES)
+@responses.activate
+def test_routes_name_the_dialect(dialect):
+    responses.get(f"{URL}/openapi.json", json={"paths": {route: {} for route in ROUTES[dialect]}})
+    routes = find_routes(HttpServer(URL), SIGNS.values(), timeout_s=1)
+    assert name_dialect(HttpServer(URL), routes, SIGNS) == dialect
+    assert set(routes.values()) == set(ROUTES[dialect])
+    responses.get(re.compile(f"{URL}/health/?"), json={"status": "ok"})
+    server = RolloutServer(URL, ClientSettings(timeout_s=1))
+    server.connect()
+    assert server.dialect.name == dialect
+    is_silent_when_busy = server.watch.silence_s is None
+    assert is_silent_when_busy == (dialect in ("swift", "trl")), "no answer to health while ms-swift or TRL generates"
+
+
+@pytest.mark.parametrize("dialect", ["swift", "trl", "vllm"])
+@responses.activate
+def test_a_server_that_lists_no_routes_is_probed_for_each(dialect):
+    for route in ROUTES[dialect]:
+        responses.get(URL + route, status=200 if "health" in route else 405)
+    responses.get(f"{URL}/openapi.json", status=404)
+    responses.get(re.compile(".*"), status=404)
+    routes = find_routes(HttpServer(URL), SIGNS.values(), timeout_s=1)
+    assert name_dialect(HttpServer(URL), routes, SIGNS) == dialect
+    assert set(routes.values()) <= set(ROUTES[dialect])
+
+
+@pytest.mark.scenario(
+    "server-dialects/a-server-of-another-kind-is-refused",
+    clauses=["server-dialects/the-client-finds-the-dialect-by-the-routes#2"],
+)
+@responses.activate
+def test_a_server_of_another_kind_is_refused():
+    responses.get(f"{URL}/health/", json={"status": "ok"})
+    responses.get(f"{URL}/openapi.json", json={"paths": {"/health/": {}, "/v1/models": {}}})
+    with refused("dialect-unknown", URL):
+        RolloutServer(URL, ClientSettings(timeout_s=1)).connect()
+
+
+@pytest.mark.scenario(clauses=["server-dialects/the-client-finds-the-dialect-by-the-routes#3"])
+@responses.activate
+def test_routes_are_written_as_the_server_writes_them():
+    responses.get(f"{URL}/health/", json={"status": "ok"})
+    responses.get(f"{URL}/openapi.json", json={"paths": {route: {} for route in ROUTES["vllm"]}})
+    server = RolloutServer(URL, ClientSettings(timeout_s=1))
+    server.connect()
+    assert [server.path_of(route) for route in ("/health", "/update_weights")] == ["/health", "/update_weights"]
+
+
+def native_answer(entries):
+    return {"body": msgspec.msgpack.encode({"responses": entries}), "content_type": "application/msgpack"}
+
+
+def native_entry(i, **changed):
+    ids = {"prompt_token_ids": pack_ids([1, i]), "response_token_ids": pack_ids([i, 9])}
+    return {"request_id": f"0.0.{i}", **ids, "finish_reason": "stop", "policy_version": 3} | changed
+
+
+@pytest.mark.scenario(clauses=["server-dialects/the-native-dialect-carries-a-sync-in-one-message#3"])
+@responses.activate
+def test_native_speaks_ids_as_the_payloads_say():
+    call = responses.post(f"{URL}/native/infer/", **native_answer([native_entry(0), native_entry(1)]))
+    replies = server_of("native").infer(prompts(2), RULES)
+    assert [(r.prompt_token_ids, r.response_token_ids, r.policy_version) for r in replies] == [
+        ((1, 0), (0, 9), 3),
+        ((1, 1), (1, 9), 3),
+    ]
+    batch = InferBatch.model_validate(msgspec.msgpack.decode(call.calls[0].request.body))
+    assert [request.prompt_token_ids for request in batch.requests] == [pack_ids([1, 0]), pack_ids([1, 1])]
+    assert [request.seed for request in batch.requests] == [5, 6]
+    assert (batch.sampling.max_tokens, batch.sampling.stop_token_ids) == (8, (9,))
+    assert batch.sampling.logit_bias == {7: -100.0}
+
+
+@pytest.mark.parametrize(
+    ("entry", "code"),
+    [
+        (native_entry(0, request_id="0.0.1"), "reply-malformed"),
+        (native_entry(0, response_token_ids=[1]), "reply-malformed"),
+        (native_entry(0, prompt_token_ids=b""), "reply-malformed"),
+        (native_entry(0, prompt_token_ids=b"abc"), "reply-malformed"),
+        (native_entry(0, policy_version=None), "reply-malformed"),
+        (native_entry(0, finish_reason="error"), "reply-malformed"),
+    ],
+)
+@responses.activate
+def test_a_native_entry_that_is_not_whole_is_refused(entry, code):
+    responses.post(f"{URL}/native/infer/", **native_answer([entry]))
+    with refused(code):
+        server_of("native").infer(prompts(1), RULES)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1), st.lists(st.integers(0, 2**31 - 1)))
+def test_ids_survive_the_way_there_and_back(prompt_ids, response_ids):
+    with responses.RequestsMock() as mock:
+        entry = native_entry(0, prompt_token_ids=pack_ids(prompt_ids), response_token_ids=pack_ids(response_ids))
+        mock.post(f"{URL}/native/infer/", **native_answer([entry]))
+        (reply,) = server_of("native").infer(prompts(1), RULES)
+    assert (reply.prompt_token_ids, reply.response_token_ids) == (tuple(prompt_ids), tuple(response_ids))
+
+
+@responses.activate
+def test_swift_puts_pictures_beside_tags():
+    entry = {"prompt_token_ids": [1], "choices": [{"token_ids": [], "finish_reason": "length"}]}
+    call = responses.post(f"{URL}/infer/", json=[entry], headers={"x-policy-version": "4"})
+    (reply,) = server_of("swift").infer([PICTURED], RULES)
+    assert (reply.response_token_ids, reply.finish_reason, reply.policy_version) == ((), "length", 4)
+    (sent,) = json.loads(call.calls[0].request.body)["infer_requests"]
+    assert [message["content"] for message in sent["messages"]] == ["Be brief.", "<image>Look."]
+    assert sent["images"] == ["data:image/png;base64,cG5n"]
+
+
+@responses.activate
+def test_trl_sends_ids_and_reads_why_a_response_ended():
+    answer = {"prompt_ids": [[1, 0], [1, 1]], "completion_ids": [[4, 9], [4, 4]], "logprobs": None}
+    call = responses.post(f"{URL}/generate/", json=answer)
+    replies = server_of("trl").infer(prompts(2), RULES)
+    assert [(reply.response_token_ids, reply.finish_reason) for reply in replies] == [
+        ((4, 9), "stop"),
+        ((4, 4), "length"),
+    ]
+    sent = json.loads(call.calls[0].request.body)
+    assert (sent["prompts"], sent["images"], sent["n"]) == ([[1, 0], [1, 1]], [None, None], 1)
+    assert sent["generation_kwargs"] == {"seed": 5, "stop_token_ids": [9]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ({"completion_ids": [[1]]}, "reply-malformed"),
+        ({"prompt_ids": [[1]], "completion_ids": []}, "reply-count-mismatch"),
+        ({"prompt_ids": [[]], "completion_ids": [[1]]}, "reply-malformed"),
+        ({"prompt_ids": [["1"]], "completion_ids": [[1]]}, "reply-malformed"),
+    ],
+)
+@responses.activate
+def test_a_trl_answer_that_is_not_whole_is_refused(answer, code):
+    responses.post(f"{URL}/generate/", json=answer)
+    with refused(code):
+        server_of("trl").infer(prompts(1), RULES)
+
+
+@responses.activate
+def test_a_stock_server_gets_one_call_per_prompt():
+    def answer(request):
+        body = json.loads(request.body)
+        n = 7 if isinstance(body["messages"][-1]["content"], list) else int(body["messages"][0]["content"])
+        choice = {"token_ids": [n, 9], "finish_reason": "stop"}
+        return 200, {}, json.dumps({"prompt_token_ids": [1, n], "choices": [choice]})
+
+    responses.add_callback(responses.POST, f"{URL}/v1/chat/completions/", callback=answer)
+    replies = server_of("vllm").infer([*prompts(3), PICTURED], RULES)
+    assert [reply.prompt_token_ids for reply in replies] == [(1, 0), (1, 1), (1, 2), (1, 7)]
+    sent = [json.loads(call.request.body) for call in responses.calls]
+    assert sorted(body["seed"] for body in sent) == [5, 5, 6, 7]
+    (pictured,) = [body for body in sent if isinstance(body["messages"][-1]["content"], list)]
+    assert pictured["messages"][1]["content"][0]["image_url"] == {"url": "data:image/png;base64,cG5n"}
+    assert pictured["return_token_ids"] is True

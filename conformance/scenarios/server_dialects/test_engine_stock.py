@@ -1,0 +1,133 @@
+"""A real, unmodified ``vllm serve``: our weights reach it, and a transfer that fails leaves it as it was."""
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from conformance.doubles.digits import BRIEF, CONFIG, MODEL, ROOT, load_model, template_of, tokens_of
+from conformance.doubles.instance import ENVIRONMENT, free_port
+from conformance.doubles.learner_side import connected, rendezvous
+from conformance.doubles.logprobs import TOLERANCE, farthest_apart
+from conformance.doubles.one_step import take_steps
+from conformance.doubles.processes import Running, start
+from rollmatch.dialects.logprobs import check_logprobs
+from rollmatch.dialects.vllm import transports
+from rollmatch.errors import RollmatchError
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.servers import VllmServerBackend
+from rollmatch.rollout.weight_sender import make_sender
+from rollmatch.weights import digest
+from rollmatch.weights.gloo import CHAIN_PROTOCOL
+from rollmatch.weights.worker.plugin import NAME
+
+PLUGGED = ROOT / "conformance/judge/servers/plugged"
+ENTRY_POINT = f"[vllm.general_plugins]\n{NAME} = rollmatch.weights.worker.plugin:register\n"
+
+
+def plugin_path(directory):
+    """A folder with the entry point, for an installation that is older than it."""
+    about = Path(directory) / "rollmatch_plugin-0.dist-info"
+    about.mkdir(exist_ok=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: rollmatch-plugin\nVersion: 0\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINT)
+    return str(directory)
+
+
+@contextmanager
+def stock_server(directory, *flags):
+    """URL of a running one."""
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    options = {
+        "model": MODEL, "served-model-name": "digits", "host": "127.0.0.1", "port": port, "dtype": "float32",
+        "max-model-len": 512, "max-num-seqs": 16, "kv-cache-memory-bytes": 128 << 20,
+        "limit-mm-per-prompt": json.dumps({"image": 1, "video": 0}),
+        "weight-transfer-config": json.dumps({"backend": NAME}),
+    }  # fmt: skip
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    plugins = {"VLLM_PLUGINS": f"{NAME},fork_engines"}  # as vLLM does by itself on GPUs
+    plugins["PYTHONPATH"] = os.pathsep.join([plugin_path(directory), str(PLUGGED), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": "1"} | plugins
+    log = Path(directory) / "log"
+    process = start([*command, "--enforce-eager", *flags], log, environment=environment)
+    server = Running(process, log)
+    try:
+        server.wait_healthy(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.end()
+
+
+pytestmark = pytest.mark.engine
+
+AS_SAMPLED = ("--logprobs-mode", "processed_logprobs")
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    with stock_server(tmp_path_factory.mktemp("stock"), *AS_SAMPLED) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def backend(stock):
+    server = connected(stock)
+    assert server.dialect.name == "vllm"
+    made = VllmServerBackend(
+        [server], template_of(), Ranks(), sender=make_sender([server], [rendezvous()], stage=False)
+    )
+    yield made
+    made.close()
+
+
+def test_a_learner_takes_a_step_on_pictures_and_leaves_room_for_the_next(stock, tmp_path):
+    """First: the server takes one learner at a time."""
+    take_steps(CONFIG, stock, tmp_path, limits=("custom.extra.rollout_matching.max_new_tokens=48",))
+
+
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#1,2"])
+def test_greedy_rollouts_follow_every_sync(backend, policies, scene_requests):
+    for version, policy in ((1, policies[1]), (2, policies[2])):
+        backend.push(policy.weights.items(), version=version)
+        assert tokens_of(backend.generate(scene_requests, BRIEF)) == policy.responses
+        assert backend.is_current()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, backend, policies, scene_requests):
+    check_logprobs(backend.servers[0], prompt_token_ids=())
+    backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
+    decoding = Decoding(max_new_tokens=48, temperature=temperature, logprobs=True)
+    rollouts = backend.generate(scene_requests, decoding)
+    assert farthest_apart(load_model(), scene_requests, rollouts, temperature=temperature) < TOLERANCE
+
+
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#4"])
+def test_a_learner_with_another_way_of_sending_is_refused_before_it_joins(stock, policies, monkeypatch):
+    monkeypatch.setattr(transports, "CHAIN_PROTOCOL", CHAIN_PROTOCOL + 1)
+    sender = make_sender([connected(stock)], [rendezvous()], stage=False)
+    with pytest.raises(RollmatchError) as caught:
+        sender.send(policies[1].weights.items(), version=1)
+    assert caught.value.code == "server-refused"
+    assert f"protocol {CHAIN_PROTOCOL + 1}" in caught.value.problem
+
+
+def test_a_transfer_that_is_not_what_was_announced_changes_nothing(backend, policies, scene_requests, monkeypatch):
+    backend.push(policies[1].weights.items(), version=backend.policy_version + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(digest, "digest_of_bytes", lambda raw: bytes(16))
+        with pytest.raises(RollmatchError) as caught:
+            backend.push(policies[2].weights.items(), version=backend.policy_version + 1)
+    assert caught.value.code == "server-refused"
+    assert "digest" in caught.value.problem
+    assert not backend.is_current()
+    held = VllmServerBackend(backend.servers, template_of(), Ranks(), sender=None)
+    held.members.instances = {}
+    assert tokens_of(held.generate(scene_requests, BRIEF)) == policies[1].responses
+    backend.push(policies[2].weights.items(), version=backend.policy_version + 1)
+    assert tokens_of(backend.generate(scene_requests, BRIEF)) == policies[2].responses

@@ -1,0 +1,237 @@
+"""Divisions of a machine by the commands people type: rollout replicas here, learner ranks there.
+
+Three and one run rollout matching; six and two run GRPO with DoRA on all parts of the model.
+Python writes every module that a process imports into its log: code that was never imported ran nowhere.
+"""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+from safetensors import safe_open
+
+from conformance.doubles.digits import absolute
+from conformance.doubles.division import GRPO, MATCHING, SMALL, WEIGHT_FILES, named, typed
+from conformance.doubles.instance import free_port
+from conformance.doubles.started import finish, in_time, journals_of, started
+from conformance.tools.judge import judge
+from rollmatch.cli.main import main
+
+STEPS = 10
+LEARNING = {"rollmatch.training.trainer", "rollmatch.objectives.rollout_matching.loss", "rollmatch.rollout.fence"}
+IMPORTED = re.compile(r"^import time: .*\| +([\w.]+)$", re.MULTILINE)
+REPLICA_TOKENS = re.compile(r'^rollmatch_replica_tokens{replica="\d+"} (\S+)$', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """What a run on servers and learner ranks has left."""
+
+    out: Path
+    code: int
+    output: str
+    health: dict
+    """The server's, after the run."""
+    metrics: str
+    """The server's, after the run."""
+    server_modules: frozenset[str]
+    """Empty where they were not listed."""
+    learner_modules: frozenset[str]
+    weight_files: frozenset[Path]
+    """Written by either, relative to ``out``."""
+    orphans: list[psutil.Process]
+
+    def events(self, kind: str, *, rank: int = 0) -> list[dict]:
+        return journals_of(self.out, kind, num_ranks=rank + 1)[rank]
+
+    def journal(self, *, num_ranks: int) -> list[dict]:
+        """Of all ranks, in the order of time."""
+        assert len(list(self.out.glob("journal*.jsonl"))) == num_ranks
+        return in_time(journals_of(self.out, num_ranks=num_ranks))
+
+    def replica_tokens(self) -> list[float]:
+        """Response tokens that each replica has written."""
+        return [float(count) for count in REPLICA_TOKENS.findall(self.metrics)]
+
+    def num_calls(self, *routes: str) -> int:
+        """Calls of all these routes together that were answered with 200."""
+        named = "|".join(map(re.escape, routes))
+        answered = rf'^rollmatch_requests_total{{route="(?:{named})",status="200"}} (\S+)$'
+        return sum(int(float(count)) for count in re.findall(answered, self.metrics, re.MULTILINE))
+
+
+def command(name, config, gpus, overrides):
+    """The same, with a line for every module that is imported."""
+    return ["env", "PYTHONPROFILEIMPORTTIME=1", *typed(name, config, gpus, overrides)]
+
+
+def run_division(
+    folder: Path, config: Path, *, replicas: str, learners: str, steps: int, lists_server: bool = True
+) -> Division:
+    """Servers and learner, started together. Without ``lists_server``, its modules are not known: it is forked."""
+    serve = command if lists_server else typed
+    http, out = free_port(), folder / "run"
+    overrides = (
+        *(*named(config, http, free_port()), *SMALL, f"training.output_dir={out}", f"training.max_steps={steps}"),
+        f"custom.extra.rollout_server.vllm_data_parallel_size={len(replicas.split(','))}",
+    )
+    url, logs = f"http://127.0.0.1:{http}", (folder / "server.txt", folder / "learner.txt")
+    with started(serve("serve", config, replicas, overrides), logs[0]) as server:
+        code, output = finish(command("train", config, learners, overrides), logs[1])
+        assert code == 0, output[-3000:] + server.output()[-3000:]
+        health = requests.get(f"{url}/health/", timeout=10).json()
+        metrics = requests.get(f"{url}/metrics/", timeout=10).text
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        served = server.output()
+    _, orphans = psutil.wait_procs(family, timeout=20)
+    return Division(
+        out=out,
+        code=code,
+        output=IMPORTED.sub("", output),
+        health=health,
+        metrics=metrics,
+        server_modules=frozenset(IMPORTED.findall(served)),
+        learner_modules=frozenset(IMPORTED.findall(output)),
+        weight_files=frozenset(path.relative_to(out) for kind in WEIGHT_FILES for path in folder.rglob(kind)),
+        orphans=orphans,
+    )
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Three replicas and one learner, ten steps of rollout matching."""
+    return run_division(tmp_path_factory.mktemp("three"), MATCHING, replicas="0,1,2", learners="3", steps=STEPS)
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory):
+    """Six replicas and two learner ranks, one step of GRPO."""
+    folder = tmp_path_factory.mktemp("six")
+    return run_division(folder, GRPO, replicas="0,1,2,3,4,5", learners="6,7", steps=1, lists_server=False)
+
+
+def first_step(events):
+    """What happened up to the end of the first optimizer step."""
+    return events[: [event["event"] for event in events].index("step") + 1]
+
+
+def kinds_of(events, kind):
+    return [event for event in events if event["event"] == kind]
+
+
+def check_who_did_what(division, *, num_replicas, num_ranks):
+    """Every replica generates; every rank learns and none generates."""
+    assert (division.health["replicas"], division.health["world_size"]) == (num_replicas, num_replicas)
+    tokens = division.replica_tokens()
+    assert len(tokens) == num_replicas
+    assert min(tokens) > 0
+    asked = sum(len(division.events("called", rank=rank)) for rank in range(num_ranks))
+    assert division.num_calls("/native/infer/") == asked > 0
+    written = [event for rank in range(num_ranks) for event in division.events("generated", rank=rank)]
+    num_stops = sum(event["num_rollouts"] for event in written)  # the server counts stop tokens, which are trimmed here
+    assert 0 <= sum(tokens) - sum(event["num_tokens"] for event in written) <= num_stops
+    for rank in range(num_ranks):
+        for step in division.events("step", rank=rank):
+            assert step["learn_tokens"] > 0
+            assert step["phase_s"]["learn"] > 0
+            assert step["grad_norm"] > 0
+    assert division.learner_modules >= LEARNING
+    engines = {name for name in division.learner_modules if name.split(".")[0] == "vllm"}
+    assert not engines | ({"rollmatch.server.replica", "rollmatch.rollout.vllm_colocate"} & division.learner_modules)
+    assert not division.orphans, "the server leaves nobody behind"
+
+
+@pytest.mark.engine
+@pytest.mark.scenario(
+    "topologies/one-optimizer-step-on-three-and-one",
+    "rollout-backends/server-mode-starts-no-engine",
+    clauses=[
+        "topologies/three-rollout-gpus-and-one-learner-gpu-work-together#1,2,3,4",
+        "rollout-server/a-rollout-server-only-generates#1,2",
+        "rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#5,6",
+    ],
+)
+def test_three_replicas_only_generate_and_one_learner_only_learns(three):
+    check_who_did_what(three, num_replicas=3, num_ranks=1)
+    assert "rollmatch.server.replica" in three.server_modules
+    assert not LEARNING & three.server_modules
+    events = first_step(three.journal(num_ranks=1))
+    assert [(each["version"], each["mode"]) for each in kinds_of(events, "synced")] == [(1, "full")]
+    assert {each["policy_version"] for each in kinds_of(events, "generated")} == {1}
+    assert len(kinds_of(events, "packed")) == 1
+    assert {path.parts[0] for path in three.weight_files} == {f"checkpoint-{STEPS}"}, "weights went over the wire only"
+
+
+@pytest.mark.engine
+@pytest.mark.scenario("topologies/three-and-one-on-a-laptop", clauses=["topologies/every-topology-runs-without-gpus#1"])
+def test_ten_steps_each_learn_from_rollouts_of_their_own_version(three):
+    assert three.code == 0
+    events = three.journal(num_ranks=1)
+    assert judge(events) == []
+    synced = kinds_of(events, "synced")
+    assert [(each["step"], each["version"], each["mode"]) for each in synced] == [
+        (step, step + 1, "full") for step in range(STEPS + 1)
+    ]
+    written = [(e["step"], e["policy_version"]) for e in kinds_of(events, "generated") if e["purpose"] == "train"]
+    assert written == [(step, step + 1) for step in range(STEPS)]
+    assert [each["step"] for each in kinds_of(events, "step")] == list(range(1, STEPS + 1))
+    assert three.health["policy_version"] == STEPS + 1
+    assert [each["step"] for each in kinds_of(events, "finished")] == [STEPS]
+
+
+@pytest.mark.engine
+@pytest.mark.scenario(
+    "topologies/one-optimizer-step-on-six-and-two",
+    clauses=[
+        "topologies/six-rollout-gpus-and-two-learner-gpus-work-together#1",
+        "rollout-backends/the-vllm-backend-offers-colocate-and-server-mode#7",
+    ],
+)
+def test_six_replicas_generate_for_two_ranks_of_which_one_sends_weights(six):
+    check_who_did_what(six, num_replicas=6, num_ranks=2)
+    assert judge(six.journal(num_ranks=2)) == []
+    for rank in (0, 1):
+        synced = kinds_of(first_step(six.events(None, rank=rank)), "synced")
+        assert [(each["step"], each["version"]) for each in synced] == [(0, 1)]
+        assert (synced[0]["num_bytes"] > 0) == (rank == 0), "only rank 0 sends"
+        assert [e["policy_version"] for e in six.events("generated", rank=rank) if e["purpose"] == "train"] == [1]
+    assert six.num_calls("/native/communicator/") == 1
+    num_syncs = six.num_calls("/native/sync/", "/native/sync/again/")
+    assert num_syncs == len(six.events("synced")) == six.health["policy_version"]
+    assert {path.parts[0] for path in six.weight_files} == {"checkpoint-1"}
+    assert adapted_parts(six.out / "checkpoint-1") == {"vision", "aligner", "language"}
+
+
+def adapted_parts(checkpoint):
+    """Where adapters with a magnitude of their own are: DoRA."""
+    with safe_open(checkpoint / "adapter_model.safetensors", "pt") as file:
+        names = [name for name in file.keys() if "lora_magnitude_vector" in name]  # noqa: SIM118  # no mapping
+    parts = (("aligner", "visual.merger"), ("vision", "visual.blocks"), ("language", "language_model"))
+    return {part for part, infix in parts for name in names if infix in name}
+
+
+@pytest.mark.scenario(clauses=["topologies/six-rollout-gpus-and-two-learner-gpus-work-together#2"])
+@pytest.mark.parametrize(
+    ("replicas", "learners"),
+    [("0", "1"), ("0,1", "2,3"), ("0,1,2", "3"), ("0,1,2,3,4,5", "6,7")],
+    ids=["one-and-one", "two-and-two", "three-and-one", "six-and-two"],
+)
+def test_one_file_makes_every_division_by_its_gpus_alone(capsys, monkeypatch, replicas, learners):
+    monkeypatch.setattr("rollmatch.launch.rollout_server.has_gpu", lambda: True)
+    sets = [part for override in absolute(*named(GRPO, 8080, 51216)) for part in ("--set", override)]
+    assert main(["serve", str(GRPO), "--gpus", replicas, "--dry-run", *sets]) == 0
+    served = shlex.split(capsys.readouterr().out)
+    assert f"CUDA_VISIBLE_DEVICES={replicas}" in served
+    settings = json.loads(served[-1])
+    assert settings["data_parallel_size"] == len(replicas.split(","))
+    assert (settings["tensor_parallel_size"], settings["port"], settings["max_model_len"]) == (1, 8080, 256)
+    assert main(["train", str(GRPO), "--gpus", learners, "--dry-run", *sets]) == 0
+    trained = shlex.split(capsys.readouterr().out)
+    assert f"CUDA_VISIBLE_DEVICES={learners}" in trained
+    processes = trained[trained.index("--nproc-per-node") + 1] if "--nproc-per-node" in trained else "1"
+    assert processes == str(len(learners.split(",")))

@@ -1,0 +1,103 @@
+"""Adapters travel alone until that fails once; then all weights do, for good, and one warning says so."""
+
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+
+from conformance.doubles.refusals import refused
+from rollmatch.errors import SyncError
+from rollmatch.rollout.fence import SyncMode
+
+
+class Unproven(SyncError):
+    code = "digest-mismatch"
+
+
+@dataclass
+class Weights:
+    def adapter(self):
+        return "adapter"
+
+
+@dataclass
+class ModeBackend:
+    """Fails adapter pushes by number, from 1; ``committed`` is what a failed one leaves behind."""
+
+    failing: tuple = ()
+    committed: bool = False
+    policy_version: int = 0
+    took: list = field(default_factory=list)
+    num_adapters: int = 0
+
+    def push(self, weights, *, version):
+        self.took.append(("full", version))
+        self.policy_version = version
+
+    def push_adapter(self, adapter, *, version):
+        assert adapter == "adapter"
+        self.num_adapters += 1
+        if self.num_adapters in self.failing:
+            self.policy_version = version if self.committed else self.policy_version
+            raise Unproven("merged otherwise", key="a")
+        self.took.append(("adapter", version))
+        self.policy_version = version
+
+
+def push_steps(mode, backend, num_steps):
+    return [mode.push(backend, Weights(), version=backend.policy_version + 1) for _ in range(num_steps)]
+
+
+def test_full_is_the_default():
+    backend = ModeBackend()
+    assert push_steps(SyncMode(), backend, 2) == ["full", "full"]
+    assert backend.took == [("full", 1), ("full", 2)]
+
+
+def test_an_adapter_travels_alone():
+    backend = ModeBackend()
+    assert push_steps(SyncMode("adapter"), backend, 2) == ["adapter", "adapter"]
+    assert backend.took == [("adapter", 1), ("adapter", 2)]
+
+
+@pytest.mark.scenario(
+    "weight-sync/the-fallback-stays", clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#2,3,4"]
+)
+def test_the_first_failure_is_followed_by_a_full_sync_at_once_and_for_good(caplog):
+    backend, mode = ModeBackend(failing=(2,)), SyncMode("adapter")
+    with caplog.at_level(logging.WARNING):
+        assert push_steps(mode, backend, 4) == ["adapter", "full", "full", "full"]
+    assert backend.took == [("adapter", 1), ("full", 2), ("full", 3), ("full", 4)]
+    (record,) = caplog.records
+    assert "digest-mismatch" in record.getMessage()
+    assert "merged otherwise" in record.getMessage()
+
+
+def test_a_full_sync_after_a_half_committed_adapter_is_newer_than_both():
+    backend = ModeBackend(failing=(1,), committed=True)
+    push_steps(SyncMode("adapter"), backend, 1)
+    assert backend.took == [("full", 2)]
+
+
+@pytest.mark.scenario(
+    "weight-sync/no-fallback-means-a-stop", clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#5"]
+)
+def test_without_fallback_the_run_stops():
+    backend, mode = ModeBackend(failing=(1,)), SyncMode("adapter", fallback_to_full=False)
+    with refused("adapter-sync-failed", "custom.extra.rollout_matching.vllm.sync.mode", remedy="sync.mode: full"):
+        mode.push(backend, Weights(), version=1)
+    assert backend.took == []
+    assert SyncMode("adapter").push(ModeBackend(failing=(1,)), Weights(), version=1) == "full"
+
+
+def test_a_backend_that_takes_no_adapters_gets_all_weights():
+    @dataclass
+    class Colocated:
+        policy_version: int = 0
+
+        def push(self, weights, *, version):
+            self.policy_version = version
+
+    backend = Colocated()
+    assert SyncMode("adapter").push(backend, Weights(), version=1) == "full"
+    assert backend.policy_version == 1

@@ -1,0 +1,189 @@
+"""Scenarios of weights on their way with their own values: real groups, servers that only pretend."""
+
+from types import MethodType, SimpleNamespace
+
+import pytest
+import torch
+
+from conformance.doubles.adapters import perturb_adapters
+from conformance.doubles.digits import load_model
+from conformance.doubles.native_double import NativeDouble
+from conformance.doubles.refusals import refused
+from conformance.scenarios.weight_sync.test_native_sender import names_called
+from rollmatch.config.training import TunerConfig
+from rollmatch.model.checkpoint import merged_weights, model_tensors
+from rollmatch.rollout.fence import SyncMode
+from rollmatch.run import lifecycle as run_module
+from rollmatch.run.assemble import TrainerParts
+from rollmatch.training.trainer import RolloutTrainer
+from rollmatch.weights.digest import bytes_of, digest_of
+from rollmatch.weights.named_weights import adapter_of, named_weights
+from rollmatch.weights.plan import Merge
+from rollmatch.weights.worker.merging import merge_named
+
+
+def tensors_of(value, num_tensors=2):
+    return {f"layer{i}": torch.full((2, 2), float(value)) for i in range(num_tensors)}
+
+
+def lora_policy(rank=8):
+    return perturb_adapters(load_model(TunerConfig(train_type="lora", lora_rank=rank)), named="lora_B", by=0.05)
+
+
+@pytest.mark.scenario(
+    "weight-sync/a-step-writes-no-weights-to-disk", clauses=["weight-sync/weights-travel-in-memory#1"]
+)
+def test_two_syncs_write_no_weights_to_disk(attach_backend, tmp_path, monkeypatch):
+    for name in ("TMPDIR", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    double = NativeDouble(tensors_of(0))
+    backend = attach_backend(double)
+    for version in (1, 2):
+        backend.push(tensors_of(version).items(), version=version)
+    assert double.policy_version == 2
+    assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.scenario(
+    "weight-sync/the-communicator-is-closed-after-an-error", clauses=["weight-sync/weights-travel-in-memory#4"]
+)
+def test_the_communicator_is_closed_after_an_error(attach_backend, tmp_path, monkeypatch):
+    double = NativeDouble(tensors_of(0))
+    preparation = SimpleNamespace(close=lambda: None)
+    backend, template = attach_backend(double), SimpleNamespace(processor=None, preparation=preparation)
+    fit = SimpleNamespace(samples=[], figures=dict)
+
+    def third_step_fails(*_):
+        for version in (1, 2):
+            backend.push(tensors_of(version).items(), version=version)
+        raise RuntimeError("the third step")
+
+    source = SimpleNamespace(fence=SimpleNamespace(backend=backend), template=template)
+    trainer = SimpleNamespace(source=source, overlap=SimpleNamespace(prefetch=None))
+    trainer.close = MethodType(RolloutTrainer.close, trainer)
+    for name, made in {
+        "make_arguments": None,
+        "check_training_arguments": None,
+        "read_policy": None,
+        "prepare_layers": None,
+        "read_prompts": (template, fit, fit),
+        "make_parts": TrainerParts(source, None, None, 0),
+        "describe": {},
+        "_announce": None,
+        "RolloutTrainer": trainer,
+    }.items():
+        monkeypatch.setattr(run_module, name, lambda *_, made=made, **__: made)
+    monkeypatch.setattr(run_module, "_train", third_step_fails)
+    training = SimpleNamespace(output_dir=str(tmp_path), eval_scenes=1)
+    config = SimpleNamespace(training=training, model=None, tuner=None)
+    prepared = run_module.prepare(config, [], [], with_policy=False)
+    with pytest.raises(RuntimeError, match="third step"):
+        run_module.run(config, prepared, config_path="run.yaml", checkpoint=None)
+    assert [name for name in names_called(double) if name.startswith("sync")] == ["sync", "sync_again"]
+    assert [name for name, _ in double.calls][-1] == "close_communicator"
+    assert (double.group, double.client) == (None, None)
+    attach_backend(double, client="another").push(tensors_of(3).items(), version=3)
+    assert double.policy_version == 3
+
+
+@pytest.mark.scenario("weight-sync/a-failed-sync-leaves-the-adapter-unmerged")
+def test_a_failed_sync_leaves_the_adapter_unmerged(attach_backend):
+    policy = lora_policy()
+    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    double = NativeDouble(dict(merged_weights(policy)))
+    double.faults = {"stall": 0.1}
+    backend = attach_backend(double, timeout_s=1)
+    with refused("transfer-failed"):
+        backend.push(named_weights(policy), version=1)
+    assert double.policy_version == 0
+    assert all(torch.equal(weight, before[name]) for name, weight in policy.state_dict().items())
+
+
+class Merging(NativeDouble):
+    """Merges adapters as a server of ours does; ``forgets`` answers 200 and keeps its old weights."""
+
+    forgets = False
+
+    def __init__(self, policy):
+        super().__init__(dict(merged_weights(policy)))
+        self.base = {name: weight.detach().clone() for name, weight in model_tensors(policy)}
+        self.merged_digests = {}
+
+    def sync(self, body):
+        reply = super().sync(body)
+        if body["adapter"] is None:
+            return reply
+        merges = [Merge(**merge) for merge in body["adapter"]["merges"]]
+        merged = {merge.name: merge_named(merge, self.base[merge.name], self.staged) for merge in merges}
+        self.merged_digests = {name: digest_of(tensor).hex() for name, tensor in merged.items()}
+        return reply | {"merged_digests": self.merged_digests}
+
+    def commit(self, body):
+        if set(self.staged or ()) == set(self.served):
+            return super().commit(body)
+        state = self.policy_version if self.forgets else self.version
+        self.policy_version, self.staged = state, None
+        return {"policy_version": state, "committed": True}
+
+
+@pytest.mark.scenario(
+    "weight-sync/only-adapter-bytes-travel", clauses=["weight-sync/adapter-sync-sends-adapters-only#1"]
+)
+def test_only_adapter_bytes_travel(attach_backend):
+    policy = lora_policy(8)
+    double, adapter = Merging(policy), adapter_of(policy)
+    attach_backend(double).push_adapter(adapter, version=1)
+    (body,) = [body for name, body in double.calls if name == "sync"]
+    lora = [weight for name, weight in policy.named_parameters() if "lora_" in name]
+    sizes = [4 * torch.Size(tensor["shape"]).numel() for tensor in body["tensors"]]
+    assert sum(sizes) == sum(len(bytes_of(weight.detach())) for weight in lora)
+    assert all("lora_" in tensor["name"] for tensor in body["tensors"])
+    own = dict(merged_weights(policy))
+    assert double.merged_digests == {
+        merge["name"]: digest_of(own[merge["name"]]).hex() for merge in body["adapter"]["merges"]
+    }
+
+
+def test_an_adapter_is_announced_by_name_until_its_merges_change(attach_backend):
+    policy = lora_policy(8)
+    double = Merging(policy)
+    backend = attach_backend(double)
+    for version in (1, 2, 3):
+        if version == 3:
+            for module in policy.modules():
+                if hasattr(module, "lora_A"):
+                    module.scaling["default"] /= 2
+        backend.push_adapter(adapter_of(policy), version=version)
+    assert [name for name, _ in double.calls if name.startswith("sync")] == ["sync", "sync_again", "sync"]
+
+
+def test_a_server_that_merges_into_another_base_commits_nothing(attach_backend):
+    policy = lora_policy()
+    double = Merging(policy)
+    double.base = {name: weight + 1 for name, weight in double.base.items()}
+    with refused("digest-mismatch"):
+        attach_backend(double).push_adapter(adapter_of(policy), version=1)
+    assert double.policy_version == 0
+    assert names_called(double)[-1] != "commit"
+
+
+@pytest.mark.scenario(
+    "weight-sync/a-silent-failure-is-seen", clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#6"]
+)
+def test_a_silent_failure_is_seen(attach_backend):
+    policy = lora_policy()
+    double = Merging(policy)
+    double.forgets = True
+    assert SyncMode("adapter").push(attach_backend(double), named_weights(policy), version=1) == "full"
+    assert names_called(double).count("sync") == 2
+    assert double.policy_version == 1
+
+
+@pytest.mark.scenario("weight-sync/a-sync-of-unchanged-weights-changes-nothing")
+def test_a_sync_of_unchanged_weights_changes_nothing(attach_backend):
+    double = NativeDouble(tensors_of(1))
+    backend, before = attach_backend(double), dict(double.served)
+    backend.push(tensors_of(1).items(), version=backend.policy_version + 1)
+    assert all(torch.equal(double.served[name], weight) for name, weight in before.items())
+    assert double.policy_version == 1

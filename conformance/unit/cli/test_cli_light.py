@@ -1,0 +1,297 @@
+import errno
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from conformance.doubles.run_fixtures import RECORD
+from rollmatch import __version__
+from rollmatch.cli.main import format_error, main
+from rollmatch.config import json_schema, load_config
+from rollmatch.config.yaml_dialect import parse_mapping
+from rollmatch.errors import ErrorList, LaunchError
+from rollmatch.run.server_checks import WaitPolicy
+
+ROOT = Path(__file__).parents[3]
+SAFETENSORS = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+HEAVY = ("torch", "transformers", "vllm", "peft", "accelerate")
+
+
+def test_check_prints_the_resolved_tree_and_what_the_data_holds(place, capsys):
+    assert main(["check", "run.yaml", "--set", "training.seed=7", "--set=training.bf16=true"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    tree, _, summary = printed.out.partition("\n\n")
+    (place / "resolved.yaml").write_text(tree)
+    assert load_config(place / "resolved.yaml") == load_config("run.yaml", ["training.seed=7", "training.bf16=true"])
+    assert parse_mapping(tree, origin="out")["training"]["seed"] == 7
+    *lines, prompts, _, parallel = summary.splitlines()
+    fit = r"train prompts: at most \d+ tokens \(train.jsonl:1\), 512 fit; 0 skipped, 0 truncated"
+    assert re.fullmatch(fit, prompts)
+    assert [*lines, parallel] == [
+        "train: 3 samples, 3 objects  (train.jsonl)",
+        "val: 1 samples, 0 objects  (val.jsonl)",
+        "longest segment: 1024 tokens, prompt and response: 1024 tokens",
+        "tensor_parallel_size: 4 with 4 learner ranks, else 1",
+    ]
+    assert not (place / "out").exists()
+
+
+def test_check_numbers_all_problems_of_the_configuration_on_stderr(place, capsys):
+    assert main(["check", "run.yaml", "--set", "training.sead=7", "--set", "global_max_length=0"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    first, *problems = printed.err.splitlines()
+    assert first == "rollmatch: 2 problems"
+    assert problems[0].startswith("  1. [out-of-range] global_max_length: ")
+    assert problems[2:] == [
+        "  2. [unknown-key] training.sead: there is no such key",
+        "     Did you mean training.seed?",
+    ]
+    assert "Traceback" not in printed.err
+
+
+def test_check_reports_problems_of_all_files_together(place, capsys):
+    (place / "tiny/config.json").unlink()
+    (place / "train.jsonl").write_text(f"{json.dumps({**RECORD, 'width': 9})}\n" * 30)
+    (place / "val.jsonl").write_text("{}\n")
+    assert main(["check", "run.yaml"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "rollmatch: 35 problems"
+    assert "[model-file-missing] model.model: " in lines[1]
+    assert "[image-size-mismatch] train.jsonl:1: " in lines[3]
+    assert "[field-missing] val.jsonl:1: " in lines[-3]
+    assert lines[-1] == "     ... and 10 more"
+
+
+def problems_of(arguments, capsys):
+    """(code, key) of each problem that a command prints."""
+    assert main(arguments) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines()[1:] if line.lstrip()[:1].isdigit()]
+    return [(line.partition("[")[2].partition("]")[0], line.partition("] ")[2].partition(": ")[0]) for line in lines]
+
+
+GRPO_WITH = (
+    *("--set", "custom.trainer_variant=grpo", "--set", "custom.extra.rollout_matching.decoding.temperature=1"),
+    *("--set", "custom.extra.rollout_matching.max_new_tokens=64", "--set"),
+)
+
+
+REWARDS, OUT = "custom.extra.grpo.rewards", "training.output_dir"
+NAMES = ("optim=adamw_torchh", "lr_scheduler_type=cosin", "extra_arguments={max_step: 5}")
+UNKNOWN = [
+    ("argument-unknown", "training.extra_arguments.max_step"),
+    ("not-a-choice", "training.optim"),
+    ("not-a-choice", "training.lr_scheduler_type"),
+]
+
+
+def without_coordinates(place):
+    shutil.copy(ROOT / "fixtures/models/arithmetic/tokenizer.json", place / "tiny/tokenizer.json")
+
+
+def with_a_pipe(place):
+    os.mkfifo(place / "b.png")
+    (place / "val.jsonl").write_text(f"{json.dumps({**RECORD, 'images': ['b.png']})}\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "problems"),
+    [
+        (lambda place: (place / "tiny/tokenizer.json").write_text("{}"), [], [("tokenizer-unreadable", "model.model")]),
+        (without_coordinates, [], [("coord-tokens-missing", "model.model")]),
+        (with_a_pipe, [], [("image-unreadable", "val.jsonl:1")]),
+        (lambda place: (place / "val.jsonl").unlink(), [], [("data-file-missing", "custom.val_jsonl")]),
+        (None, [f"--set=training.{name}" for name in NAMES], UNKNOWN),
+        (
+            lambda place: shutil.copytree(place / "tiny", place / "out/checkpoint-5"),
+            ["--set", "model.model=out/checkpoint-5"],
+            [("model-in-output-dir", OUT)],
+        ),
+        (None, ["--set", "training.report_to=wandb"], [("reporter-missing", "training.report_to")]),
+        (None, ["--set", f"{OUT}=train.jsonl/below"], [("output-dir-not-writable", OUT)]),
+        *(
+            (None, [*GRPO_WITH, f"{REWARDS}=[{{function: '{reward}'}}]"], [(code, f"{REWARDS}.0.function")])
+            for reward, code in (
+                ("nobody:x", "reward-unknown"),
+                ("mine:needs_ids", "reward-signature"),
+                ("mine:three", "reward-signature"),
+                ("leaves:x", "reward-unknown"),
+            )
+        ),
+    ],
+)
+def test_check_finds_what_is_wrong(place, capsys, monkeypatch, spoil, arguments, problems):
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    (place / "mine.py").write_text(
+        "def needs_ids(completions, completion_ids): ...\ndef three(answer, sample, other): ...\n"
+    )
+    (place / "leaves.py").write_text("raise SystemExit(0)")
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "wandb" and find(name))
+    if spoil:
+        spoil(place)
+    assert problems_of(["check", "run.yaml", *arguments], capsys) == problems
+
+
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+@pytest.mark.scenario(clauses=["packing/one-key-decides-about-what-is-too-long#1,2,4,5,7"])
+def test_check_counts_the_tokens_of_prompts(place, capsys, backend):
+    image = {**RECORD, "prompt": "Which colour has the picture?"}
+    del image["objects"]
+    records = [{"prompt": "How many?"}, {"prompt": "How many? " * 40}, image]
+    (place / "train.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    (place / "val.jsonl").write_text(json.dumps(records[0]) + "\n")
+    key = "custom.extra.rollout_matching"
+    settings = (f"{key}.rollout_backend={backend}", f"{key}.max_new_tokens=400", "global_max_length=500")
+    reward = "custom.extra.grpo.rewards=[{function: 'conformance.doubles.rewards:digit_sum'}]"
+    arguments = ["check", "run.yaml", *GRPO_WITH, reward, *(f"--set={each}" for each in settings)]
+    assert problems_of(arguments, capsys) == [("prompt-too-long", "global_max_length")]
+    for overlong, counts in (("skip", "1 skipped, 0 truncated"), ("truncate_left", "0 skipped, 1 truncated")):
+        assert main([*arguments, "--set", f"overlong={overlong}"]) == 0
+        train, val = re.findall("prompts: .*", capsys.readouterr().out)
+        assert f"(train.jsonl:2), 100 fit; {counts}" in train
+        assert "0 skipped, 0 truncated" in val
+    assert problems_of([*arguments, "--set", "global_max_length=410", "--set", "overlong=skip"], capsys) == [
+        ("prompt-too-long", "global_max_length")
+    ]
+    assert main([*arguments, "--set", "truncation_strategy=left"]) == 1
+    assert "Did you mean overlong?" in capsys.readouterr().err
+
+
+def error_of_torch():
+    """What torch raises where a disk is full."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as caught:
+        torch.save({"a": torch.zeros(100_000)}, "/dev/full")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: OSError(errno.ENOSPC, "", "out/x"), "out/x: cannot be written: No space left on device"),
+        (lambda: OSError(errno.EROFS, ""), "training.output_dir: cannot be written: Read-only file system"),
+        (lambda: SAFETENSORS, "No space left on device"),
+        (error_of_torch, "full disk"),
+    ],
+)
+def test_a_full_disk_is_a_named_error(heavy_command, capsys, make, reason):
+    heavy_command("learner", make())
+    assert main(["train", "run.yaml"]) == 1
+    printed = capsys.readouterr().err
+    assert "[storage-failed]" in printed
+    assert reason in printed
+
+
+def test_errors_have_no_traceback_unless_it_is_wished_or_nobody_named_them(place, capsys, monkeypatch, heavy_command):
+    assert main(["check", "gone.yaml"]) == 1
+    assert "[config-file-missing] gone.yaml: " in capsys.readouterr().err
+    monkeypatch.setenv("ROLLMATCH_TRACEBACK", "1")
+    with pytest.raises(ErrorList):
+        main(["check", "gone.yaml"])
+    heavy_command("learner", ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "run.yaml"])
+
+
+def test_schema_is_printed_or_written(place, capsys):
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema()
+    assert main(["schema", "--out", "schema.json"]) == 0
+    assert json.loads((place / "schema.json").read_text()) == json_schema()
+    assert main(["schema", "--out", "gone/schema.json"]) == 1
+    assert "[output-not-writable] gone/schema.json: " in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"rollmatch {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([], ["fly"], ["data"], ["model"], ["check"], ["check", "a.yaml", "--set"], ["train"], ["schema", "x"]),
+        *(["eval", "x", "--limit", "-1"], ["train", "x", "--wait-timeout", "nan"], ["up", "x", "--max-restarts", "-1"]),
+        *(["vllm-serve", "--model", "x", *words] for words in (["--port", "65536"], ["--data-parallel-size", "0"])),
+        ["vllm-serve", "--model", "x", "--gpu-memory-utilization", "7"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: rollmatch" in capsys.readouterr().err
+
+
+@pytest.fixture
+def heavy_command(monkeypatch):
+    """Stands in for a command that would start something; remembers how it was called."""
+
+    def stand_in(name, answer):
+        calls = []
+
+        def command(*positional, **named):
+            calls.append((positional, named))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        module = types.ModuleType(f"rollmatch.launch.{name}")
+        module.train = module.doctor = module.launch = module.shown_command = command
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return calls
+
+    return stand_in
+
+
+WAITING = WaitPolicy(timeout_s=9, server_pid=7)
+
+
+def test_train_hands_on_its_arguments(heavy_command):
+    calls = heavy_command("learner", 0)
+    assert main(["train", "run.yaml", "--set", "a.b=1", "--resume"]) == 0
+    assert main(["train", "run.yaml", "--overwrite", "--wait-timeout", "9", "--server-pid", "7"]) == 0
+    assert calls == [
+        (("run.yaml",), {"overrides": ["a.b=1"], "resume": True, "overwrite": False, "wait": WaitPolicy()}),
+        (("run.yaml",), {"overrides": [], "resume": False, "overwrite": True, "wait": WAITING}),
+    ]
+
+
+def test_doctor_hands_on_whether_to_repair_and_its_exit_code_counts(heavy_command):
+    calls = heavy_command("doctor", 1)
+    assert main(["doctor"]) == main(["doctor", "--fix"]) == 1
+    assert calls == [((), {"fix": False}), ((), {"fix": True})]
+
+
+def test_errors_of_heavy_commands_are_printed_like_others(heavy_command, capsys):
+    heavy_command("learner", LaunchError("holds a run", key="training.output_dir", remedy="Use --resume."))
+    assert main(["train", "run.yaml"]) == 1
+    expected = "rollmatch: 1 problem\n  1. [launch-error] training.output_dir: holds a run\n     Use --resume.\n"
+    assert capsys.readouterr().err == expected
+    errors = [LaunchError(name) for name in "abc"]
+    assert format_error(ErrorList([errors[0], ErrorList(errors[1:])])).splitlines() == [
+        "rollmatch: 3 problems",
+        *(f"  {number}. [launch-error] {name}" for number, name in enumerate("abc", start=1)),
+    ]
+
+
+def test_check_and_schema_need_no_torch(place):
+    code = (
+        f"import sys; sys.modules |= dict.fromkeys({HEAVY!r})\n"
+        "from rollmatch.cli.main import main\n"
+        "assert main(['check', 'run.yaml']) == 0 and main(['schema', '--out', 'schema.json']) == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "prompts: not counted, because torch or transformers is not installed" in done.stdout

@@ -1,0 +1,1 @@
+from conformance.doubles.data_fixtures import *  # noqa: F403

@@ -1,0 +1,72 @@
+"""Hostile values in data sets of other projects: each is named or left out."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from conformance.unit.data.test_formats import NATIVE_LINE, SIZE, SWIFT_LINE, annotation, run
+from rollmatch.data import load_samples
+
+HOSTILE = [None, "x", -1, 0.5, True, [], {}, [[]], ["x"], 10**400]
+HOSTILE_TEXTS = ["NaN", "1e999"]
+
+
+def spoiled(tree):
+    """The tree as JSON, with each of its values, in turn, replaced by each hostile one."""
+    mark = "\0mark"
+
+    def places(node):
+        yield ()
+        for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+            for rest in places(node[key]):
+                yield (key, *rest)
+
+    for place in places(tree):
+        whole = {"": json.loads(json.dumps(tree))}
+        node = whole
+        for key in ("", *place)[:-1]:
+            node = node[key]
+        node[("", *place)[-1]] = mark
+        for text in [*map(json.dumps, HOSTILE), *HOSTILE_TEXTS]:
+            yield json.dumps(whole[""]).replace(json.dumps(mark), text)
+
+
+SMALL_COCO = {
+    "images": [{"id": 7, "file_name": "a.jpg", "width": 640, "height": 480}],
+    "annotations": [annotation(1, [10, 20, 100, 50], segmentation=[[10, 20, 110, 20, 60, 70]])],
+    "categories": [{"id": 90, "name": "cat"}],
+}
+
+
+@pytest.mark.parametrize("target", ["native", "coco"])
+@pytest.mark.parametrize(("source", "tree"), [("coco", SMALL_COCO), ("swift", SWIFT_LINE), ("native", NATIVE_LINE)])
+def test_a_hostile_value_is_named_or_left_out_and_what_is_written_can_be_learnt(tmp_path, capsys, source, tree, target):
+    Image.new("RGB", SIZE).save(tmp_path / "a.jpg")
+    given = tmp_path / "in.json"
+    for text in spoiled(tree):
+        given.write_text(text)
+        for options in ([], ["--skip-bad"]):
+            out = tmp_path / "out"
+            if run(given, out, "--from", source, "--to", target, "--images", tmp_path, *options):
+                assert "label-invalid" in capsys.readouterr().err
+            elif target == "native" and out.stat().st_size:
+                load_samples(str(out), None)
+            out.unlink(missing_ok=True)
+            (tmp_path / "out.partial").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("names", ["5", "x", "[5]", "{a: cat}", "{0: 7}", "null"])
+@pytest.mark.parametrize("label", ["0 nan 0.5 0.2 0.1", "0 0.5 0.5 1e999 0.1", "0.5 0.5 0.5 0.5 0.5", "0"])
+def test_hostile_classes_and_numbers_of_yolo_are_named(tmp_path, capsys, names, label):
+    Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text(label)
+    for described in (
+        f"train: .\nnames: {names}\n",
+        "train: .\nnames: [cat]\n",
+        "train: 5\nnames: [cat]\n",
+        "train: [",
+    ):
+        (tmp_path / "data.yaml").write_text(described)
+        assert run(tmp_path / "data.yaml", tmp_path / "out", "--from", "yolo") == 1
+        assert "label-invalid" in capsys.readouterr().err

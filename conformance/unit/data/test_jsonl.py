@@ -1,0 +1,108 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.doubles.refusals import refused
+from rollmatch.data import BadSamples, load_samples
+from rollmatch.data.jsonl import top_left
+from rollmatch.records import Geometry, GroundTruth
+
+DIGITS = Path(__file__).parents[3] / "fixtures" / "digits"
+
+
+@pytest.mark.parametrize(
+    "line", ["", " ", "{", "{} {}", '{"a": NaN}', '{"width": 8, "width": 9}', "{'a': 1}", "[" * 100_000]
+)
+def test_a_line_is_one_json_value(problems_in, record, line):
+    assert problems_in(record, line, record) == [("line-not-json", 2)]
+
+
+@pytest.mark.parametrize(("line", "problem"), [(" ", "the line is empty"), ("{", "the line is not JSON: ")])
+def test_an_empty_line_is_said_to_be_empty(write, record, line, problem):
+    with refused("line-not-json", problem=problem):
+        load_samples(write(record, line))
+
+
+def test_bytes_that_are_not_utf_8_are_refused(write, record):
+    path = write(record, record)
+    path.write_bytes(path.read_bytes().replace(b"seven", b"sev\xe9n", 1))
+    with refused("line-not-json", f"{path}:1"):
+        load_samples(path)
+
+
+def test_lines_end_at_line_feeds_only(write, record):
+    text = json.dumps({**record, "metadata": {"note": "a\u2028b\u0085c"}}, ensure_ascii=False)
+    first, second = load_samples(write(text.replace(", ", ",\r ", 1), text + "\r"))
+    assert first.metadata == {"note": "a\u2028b\u0085c"}
+    assert (first.sample_id, second.sample_id) == (0, 1)
+    path = write(record, record)
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    assert len(load_samples(path)) == 2
+
+
+@pytest.mark.scenario("samples/an-empty-file-is-refused", clauses=["samples/bad-records-stop-a-run-before-training#4"])
+@pytest.mark.parametrize("content", [b"", b"\n", b" \n\n"])
+def test_an_empty_file_is_refused(tmp_path, content):
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(content)
+    with refused("dataset-empty", str(path)):
+        load_samples(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with refused("dataset-unreadable", str(tmp_path / "gone.jsonl")):
+        load_samples(tmp_path / "gone.jsonl")
+
+
+@pytest.mark.scenario(
+    "samples/two-bad-lines-are-reported-together", clauses=["samples/bad-records-stop-a-run-before-training#1,2,3"]
+)
+@pytest.mark.parametrize(("num_bad", "num_hidden"), [(20, 0), (21, 1), (50, 30)])
+def test_all_bad_records_are_found_twenty_are_shown_the_rest_is_counted(write, record, num_bad, num_hidden):
+    path = write(record, *[{**record, "width": -1}] * num_bad, record)
+    with pytest.raises(BadSamples) as caught:
+        load_samples(path)
+    error = caught.value
+    assert [single.key for single in error.errors] == [f"{path}:{line}" for line in range(2, num_bad + 2)]
+    assert error.num_hidden == num_hidden
+    lines = str(error).splitlines()
+    assert len(lines) == 20 + (num_hidden > 0)
+    assert not num_hidden or lines[-1] == f"... and {num_hidden} more problems"
+
+
+def test_sorting_is_by_top_and_then_left_edge_and_keeps_ties(write, record):
+    shapes = [
+        {"desc": "d", "bbox_2d": [5, 50, 9, 60]},
+        {"desc": "c", "poly": [400, 30, 450, 20, 500, 30]},
+        {"desc": "b", "bbox_2d": [300, 20, 310, 30]},
+        {"desc": "a", "bbox_2d": [700, 10, 710, 900]},
+        {"desc": "e", "bbox_2d": [5, 50, 8, 70]},
+    ]
+    path = write({**record, "objects": shapes})
+
+    def descs(ordering):
+        return "".join(truth.desc for truth in load_samples(path, ordering=ordering)[0].objects)
+
+    assert (descs("as_given"), descs("sorted")) == ("dcbae", "abcde")
+
+
+@given(
+    bins=st.lists(st.tuples(st.integers(0, 999), st.integers(0, 999)), min_size=3, max_size=6), shift=st.integers(0, 5)
+)
+def test_the_top_left_of_a_polygon_does_not_depend_on_its_first_point(bins, shift):
+    def truth(points):
+        return GroundTruth(desc="a", geometry=Geometry.POLY, bins=tuple(value for point in points for value in point))
+
+    shift %= len(bins)
+    assert top_left(truth(bins)) == top_left(truth(bins[shift:] + bins[:shift]))
+
+
+@pytest.mark.parametrize("name", ["train", "val"])
+def test_the_shipped_digits_are_good_and_stand_sorted(name):
+    given_order = load_samples(DIGITS / f"{name}.jsonl")
+    assert given_order == load_samples(DIGITS / f"{name}.jsonl", ordering="sorted")
+    assert [sample.sample_id for sample in given_order] == list(range(len(given_order)))
+    assert sum(len(sample.objects) for sample in given_order) > len(given_order)

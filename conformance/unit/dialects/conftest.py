@@ -1,0 +1,1 @@
+from conformance.doubles.dialects_fixtures import *  # noqa: F403

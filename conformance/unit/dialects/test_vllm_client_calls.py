@@ -1,0 +1,71 @@
+"""What the client for somebody else's trainer sends, and which replies it takes; engines are in test_vllm_client.py."""
+
+import pytest
+from PIL import Image
+
+from conformance.doubles.http_server import answering
+from conformance.doubles.refusals import refused
+from rollmatch.dialects.trl.vllm_client import VLLMClient, png_of
+
+TEXT = {"role": "user", "content": "a"}
+ROUTES = ("/health/", "/generate/", "/init_communicator/", "/update_named_param/")
+REPLY = {"prompt_ids": [[1, 2]] * 2, "completion_ids": [[5, 6]] * 2}
+
+
+@pytest.fixture
+def call():
+    """A call of the client and the server's reply -> what it returns; ``call.body`` is what was sent."""
+
+    def run(act, reply=REPLY):
+        def answer(name, body):
+            if body is None:
+                return 200, {"paths": {route: {} for route in ROUTES}} if name == "openapi.json" else {"status": "ok"}
+            run.body = body
+            return 200, reply
+
+        with answering(answer) as url:
+            return act(VLLMClient(url, connection_timeout=5.0))
+
+    return run
+
+
+def color(name: str) -> str:
+    """A color.
+
+    Args:
+        name: of the color
+    """
+    return name
+
+
+def test_tools_are_sent_as_schemas_and_images_as_png(call):
+    image, given = Image.new("RGB", (2, 2)), {"tools": [{"type": "function"}, color]}
+    parts = [{"type": "text", "text": "a"}, {"type": "image_pil", "image_pil": image}]
+    chats = [[TEXT], [TEXT | {"content": parts}]]
+    returned = call(lambda client: client.chat(chats, **given, chat_template_kwargs={"thinking": True}))
+    assert returned == REPLY | {"logprobs": None, "logprob_token_ids": None}
+    assert [tool.get("function", {}).get("name") for tool in call.body["tools"]] == [None, "color"]
+    assert call.body["chat_template_kwargs"] == {"thinking": True}
+    assert call.body["messages"] == [[TEXT], [TEXT | {"content": [parts[0], parts[1] | {"image_pil": png_of(image)}]}]]
+    call(lambda client: client.generate(["a", (1, 2)], images=[[image], None]))
+    assert (call.body["prompts"], call.body["images"]) == (["a", [1, 2]], [[png_of(image)], None])
+    with pytest.raises(NotImplementedError, match="chat_template"):
+        call(lambda client: client.chat([[TEXT]], chat_template="x"))
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        ({"completion_ids": [[5], [6]]}, None),
+        ({"completion_ids": [[5]]}, "reply-count-mismatch"),
+        ({"completion_ids": [[5], ["x"]]}, "reply-malformed"),
+        ({}, "reply-malformed"),
+    ],
+)
+def test_a_completion_comes_for_each_of_n_or_it_is_an_error(call, reply, code):
+    if code:
+        with refused(code):
+            call(lambda client: client.generate(["a"], n=2), reply)
+    else:
+        returned = call(lambda client: client.generate(["a"], n=2), reply)
+        assert returned == dict.fromkeys(("prompt_ids", "logprobs", "logprob_token_ids")) | reply

@@ -1,0 +1,273 @@
+"""Configurations of TRL and ms-swift become ours, and what has no counterpart is listed."""
+
+import json
+import shlex
+from typing import get_args
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.doubles.digits import ROOT
+from conformance.doubles.refusals import refused
+from rollmatch.cli.main import main
+from rollmatch.config import load_config
+from rollmatch.interop.import_config import GRPO, MATCHING, SERVER, convert, read_source
+
+TRL = {
+    "model_name_or_path": str(ROOT / "fixtures/models/arithmetic"),
+    "reward_funcs": ["think_format_reward", "fixtures.arithmetic.rewards.right"],
+    "reward_weights": [0.2, 0.8],
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 4,
+    "loss_type": "dr_grpo",
+    "scale_rewards": False,
+    "use_vllm": True,
+    "vllm_mode": "server",
+    "vllm_server_port": 8090,
+    "use_peft": True,
+    "lora_r": 32,
+    "lora_target_modules": ["q_proj", "v_proj"],
+    "output_dir": "runs/x",
+    "push_to_hub": True,
+}
+SWIFT = (
+    "swift rlhf --rlhf_type grpo --model M --dataset d.jsonl --reward_funcs my.rewards.right --use_vllm true "
+    "--vllm_mode server --vllm_server_host 10.0.0.1 10.0.0.2 --vllm_server_port 8000 8001 --train_type lora "
+    "--per_device_train_batch_size 4 --gradient_accumulation_steps 4 --deepspeed zero2 --output_dir o"
+)
+
+
+@pytest.mark.scenario(
+    "configuration/a-grpo-configuration-of-trl-becomes-ours",
+    clauses=["configuration/configurations-of-other-trainers-can-be-imported#1"],
+)
+def test_a_configuration_of_trl_loads_as_ours(tmp_path, capsys):
+    source, out = tmp_path / "trl.yaml", tmp_path / "ours.yaml"
+    source.write_text(yaml.safe_dump(TRL))
+    assert main(["import-config", str(source), "--out", str(out)]) == 0
+    assert "# left out: push_to_hub: no counterpart" in out.read_text()
+    data = str(ROOT / "fixtures/arithmetic/train.jsonl")
+    needed = [f"custom.{name}_jsonl={data}" for name in ("train", "val")]
+    config = load_config(str(out), needed)
+    grpo, training = config.custom.extra.grpo, config.training
+    assert [(one.function, one.weight) for one in grpo.rewards] == [
+        ("trl.rewards:think_format_reward", 0.2),
+        ("fixtures.arithmetic.rewards:right", 0.8),
+    ]
+    assert (grpo.normalize, grpo.scale_rewards) == ("constant", "none")
+    assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (2, 4)
+    assert (training.learning_rate, config.tuner.lora_rank, config.tuner.train_type) == (1e-6, 32, "lora")
+    assert (config.tuner.lora_alpha, config.tuner.lora_dropout) == (32, 0.05), "TRL's defaults"
+    assert config.custom.extra.rollout_matching.vllm.server.base_url == "http://127.0.0.1:8090"
+
+
+def test_a_command_line_of_ms_swift_names_its_servers():
+    made = convert(*read_source(shlex.split(SWIFT)))
+    assert made.keys[f"{SERVER}.base_url"] == ["http://10.0.0.1:8000", "http://10.0.0.2:8001"]
+    assert made.keys[f"{SERVER}.group_port"] == [51216, 51217]
+    assert made.keys["custom.train_jsonl"] == "d.jsonl"
+    assert made.keys[f"{GRPO}.rewards"] == [{"function": "my.rewards:right", "weight": 1.0}]
+    assert made.keys[f"{MATCHING}.decoding.temperature"] == 0.9
+    assert made.keys["training.strategy"] == "deepspeed_zero2"
+    assert made.left_out == {}
+
+
+@pytest.mark.parametrize(
+    ("value", "strategy"), [("zero3", "deepspeed_zero3"), ("ds.json", "ds.json"), ("zero3_offload", None)]
+)
+def test_a_deepspeed_setting_becomes_a_strategy_or_is_left_out(value, strategy):
+    made = convert("swift", {"deepspeed": value, "per_device_train_batch_size": 8})
+    assert made.keys.get("training.strategy") == strategy
+    assert ("deepspeed" in made.left_out) == (strategy is None)
+
+
+def test_a_command_line_of_ms_swift_passes_check_and_its_rewards_fit(tmp_path, capsys):
+    rows = [
+        {"messages": [{"role": "user", "content": f"{i} + 1 ="}], "metadata": {"solution": str(i + 1)}}
+        for i in range(4)
+    ]
+    data, out = tmp_path / "rows.jsonl", tmp_path / "ours.yaml"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = (
+        f"swift rlhf --rlhf_type grpo --model {ROOT}/fixtures/models/arithmetic --dataset {data} --val_dataset {data} "
+        f"--reward_funcs {__name__}.is_solution --use_vllm true --vllm_mode colocate --train_type full "
+        "--num_generations 4 --per_device_train_batch_size 4 --max_completion_length 8 --max_length 64 --bf16 false "
+        f"--output_dir {tmp_path}/o"
+    )
+    assert main(["import-config", "--out", str(out), "--", *shlex.split(line)]) == 0
+    assert main(["check", str(out)]) == 0, capsys.readouterr()
+
+
+def is_solution(completions, solution, **columns):
+    """A reward as ms-swift's and TRL's users write them, by a column of the data set."""
+    return [float(text == right) for text, right in zip(completions, solution, strict=True)]
+
+
+SHOWN_OTHERWISE = (
+    *("logging_steps", "report_to", "optim", "gradient_checkpointing", "dtype", "template"),
+    *("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_group_port", "vllm_server_host"),
+    *(
+        "vllm_server_port",
+        "vllm_server_group_port",
+        "vllm_max_num_seqs",
+        "sleep_level",
+        "target_modules",
+        "lora_target_modules",
+    ),
+    *("use_vllm", "ddp_timeout", "vllm_enforce_eager", "model_revision"),
+    *("dataset_train_split", "dataset_test_split", "lora_r", "lora_rank", "lora_alpha", "lora_dropout"),
+)
+"""Fields whose defaults change neither what is learnt nor what is kept, or count with other fields only."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "section"), [("trl", "trl/arguments", None), ("swift", "swift/options", "rlhf_defaults")]
+)
+def test_a_default_of_the_source_that_is_written_out_changes_nothing(kind, file, section):
+    recorded = json.loads((ROOT / f"fixtures/{file}.json").read_text())
+    fields = recorded[section] if section else recorded
+    plain, config = convert(kind, {}).keys, load_config(str(ROOT / "fixtures/arithmetic/grpo.yaml"))
+    wrong = {}
+    for name, default in fields.items():
+        if default is None or name in SHOWN_OTHERWISE:
+            continue
+        keys = convert(kind, {name: default}).keys
+        for key in keys.keys() - plain.keys():
+            ours = value_of(type(config), key)
+            if ours != keys[key] and (ours or keys[key]):
+                wrong[name] = (keys[key], ours)
+        changed = {key: (keys.get(key), plain[key]) for key in plain if keys.get(key) != plain[key]}
+        if changed:
+            wrong[name] = changed
+    assert wrong == {}
+
+
+def value_of(kind, key):
+    """Our default of a dotted key."""
+    name, _, rest = key.partition(".")
+    if kind is dict or name not in kind.model_fields:
+        return None
+    annotation = kind.model_fields[name].annotation
+    inner = next((one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields")), dict)
+    return value_of(inner, rest) if rest else kind.model_fields[name].default
+
+
+def test_a_command_line_of_ms_swift_has_ms_swift_s_defaults():
+    made = convert(*read_source(["swift", "rlhf", "--rlhf_type", "grpo", "--model", "M"]))
+    expected = {
+        f"{GRPO}.beta": 0.04, f"{GRPO}.normalize": "sequence", f"{GRPO}.correction_cap": None,
+        "tuner.train_type": "lora", "tuner.lora_rank": 8, "tuner.lora_alpha": 32, "tuner.lora_dropout": 0.05,
+        "tuner.freeze_vit": True, "training.weight_decay": 0.1,
+        "training.lr_scheduler_type": "cosine", "training.num_train_epochs": 3.0,
+        "training.per_device_train_batch_size": 1, "training.gradient_accumulation_steps": 2, "global_max_length": 1024,
+    }  # fmt: skip
+    assert {key: made.keys[key] for key in expected} == expected
+
+
+def test_what_differs_in_substance_is_listed_with_its_reason():
+    fields = {"importance_sampling_level": "sequence", "min_p": 0.1, "push_to_hub": False, "log_completions": True}
+    made = convert(
+        "trl", fields | {"dataset_name": "trl-lib/x", "attn_implementation": "kernels-community/flash-attn2"}
+    )
+    assert made.left_out.keys() == {
+        *("importance_sampling_level", "min_p", "dataset_name", "attn_implementation"),
+        "vllm_importance_sampling_mode",
+    }
+    assert made.left_out["importance_sampling_level"] == "ratios are those of tokens"
+    assert (made.keys["custom.dataset.source"], made.keys[f"{GRPO}.correction_cap"]) == ("trl-lib/x", 3.0)
+    assert "custom.train_jsonl" not in made.text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "key", "value", "left_out"),
+    [
+        ("trl", {"gradient_accumulation_steps": 4, "steps_per_generation": 8}, f"{GRPO}.steps_per_generation", 2, None),
+        (
+            "trl",
+            {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
+            f"{GRPO}.steps_per_generation",
+            1,
+            "steps_per_generation",
+        ),
+        ("trl", {"warmup_ratio": 0.1, "min_p": 0}, "training.warmup_steps", 0.1, None),
+        ("trl", {"use_vllm": True}, f"{MATCHING}.rollout_backend", "vllm", None),
+        ("swift", {"use_vllm": False}, f"{MATCHING}.rollout_backend", "hf", None),
+        ("trl", {"top_k": 0}, f"{MATCHING}.decoding.top_k", -1, None),
+        ("trl", {"vllm_enable_sleep_mode": True}, f"{MATCHING}.vllm.sleep_level", 1, None),
+        ("trl", {"vllm_server_host": "0.0.0.0"}, f"{SERVER}.base_url", "http://127.0.0.1:8000", None),
+        ("trl", {"attn_implementation": "sdpa"}, "model.attn_impl", "sdpa", None),
+        ("trl", {"lora_target_modules": ["q", "v"]}, "tuner.target_regex", r".*\.(q|v)", None),
+        ("trl", {"max_prompt_length": 7, "max_completion_length": 5}, "global_max_length", 12, None),
+        ("swift", {"sleep_level": 2}, f"{MATCHING}.vllm.sleep_level", 1, None),
+        ("swift", {"adapters": ["a"]}, "model.adapter", "a", None),
+        ("swift", {"adapters": ["a", "b"]}, "model.adapter", None, "adapters"),
+        ("swift", {"advantage_estimator": "rloo"}, f"{GRPO}.baseline", "leave_one_out", None),
+        ("swift", {"dataset": ["a.jsonl", "b.jsonl"]}, "custom.train_jsonl", None, "dataset"),
+        ("trl", {"kl_in_reward": False, "do_train": True, "shuffle_dataset": True}, "kl_in_reward", None, None),
+        ("trl", {"kl_in_reward": True, "remove_unused_columns": True}, "kl_in_reward", None, "kl_in_reward"),
+        ("swift", {"dynamic_sample": False, "use_hf": True, "dataset_shuffle": True}, "use_hf", None, None),
+        ("swift", {"dynamic_sample": True}, "dynamic_sample", None, "dynamic_sample"),
+    ],
+)
+def test_a_value_of_the_source_becomes_ours_or_is_left_out(kind, fields, key, value, left_out):
+    made = convert(kind, fields)
+    assert made.keys.get(key) == value
+    assert made.left_out.keys() - convert(kind, {}).left_out.keys() == ({left_out} if left_out else set())
+
+
+@given(st.integers(1, 64), st.integers(1, 16), st.integers(2, 16))
+def test_a_step_keeps_its_number_of_completions(size, accumulation, group):
+    fields = {
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": accumulation,
+        "num_generations": group,
+    }
+    if size * accumulation % group:
+        with refused("import-batch"):
+            convert("trl", fields)
+        return
+    keys = convert("trl", fields).keys
+    prompts = keys["training.per_device_train_batch_size"] * keys["training.gradient_accumulation_steps"]
+    assert prompts * group == size * accumulation
+
+
+@pytest.mark.parametrize("value", [True, "8", 8.0])
+def test_a_size_that_is_no_whole_number_is_refused(value):
+    with refused("import-batch", "SOURCE", problem=f"is {value!r}, not a whole number"):
+        convert("trl", {"per_device_train_batch_size": value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [({"model": "\u00e9"}, "swift"), ({"rlhf_type": "grpo"}, "swift"), ({"model_name_or_path": "M"}, "trl")],
+)
+def test_a_yaml_is_known_by_the_names_that_only_one_of_both_has(tmp_path, fields, kind):
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(fields))
+    assert read_source([str(tmp_path / "c.yaml")]) == (kind, fields)
+    text = convert(kind, fields).text()
+    assert ("model: \u00e9\n" in text) == ("model" in fields)
+    assert "# not set here, and needed: training.output_dir\n" in text
+
+
+@pytest.mark.parametrize("words", [["no-such.yaml"], ["accelerate", "launch"], ["swift", "rlhf", "grpo"]])
+def test_what_is_no_configuration_is_refused(words):
+    with refused("import-source-unreadable", "SOURCE"):
+        read_source(words)
+
+
+def test_a_yaml_of_a_command_line_gives_way_to_its_options(tmp_path):
+    (tmp_path / "c.yaml").write_text(json.dumps({"beta": 0.1, "epsilon": 0.3}))
+    kind, fields = read_source(["trl", "grpo", "--config", str(tmp_path / "c.yaml"), "--beta", "0.2"])
+    assert (kind, fields) == ("trl", {"beta": 0.2, "epsilon": 0.3})
+
+
+def test_one_weight_is_a_list_of_one_and_uneven_lists_are_refused():
+    one = convert(*read_source(["trl", "grpo", "--reward_funcs", "my.right", "--reward_weights", "0.5"]))
+    assert one.keys["custom.extra.grpo.rewards"] == [{"function": "my:right", "weight": 0.5}]
+    with refused("import-uneven", "reward_weights", problem="has 2 values for 1"):
+        convert(*read_source(["trl", "grpo", "--reward_funcs", "my.right", "--reward_weights", "1", "2"]))
+    two_hosts = ["--vllm_server_host", "a", "b", "--vllm_server_port", "8000", "--per_device_train_batch_size", "8"]
+    with refused("import-uneven", "vllm_server_port", problem="has 1 values for 2"):
+        convert(*read_source(["swift", "rlhf", *two_hosts]))

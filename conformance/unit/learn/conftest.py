@@ -1,0 +1,1 @@
+from conformance.doubles.learn_fixtures import *  # noqa: F403

@@ -1,0 +1,250 @@
+"""Packed attention: equal to the unpacked forward, sealed between segments, and plain sdpa otherwise."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import (
+    AttentionInterface,
+    BloomForCausalLM,
+    Gemma2ForCausalLM,
+    GptOssForCausalLM,
+    Lfm2ForCausalLM,
+    LlamaForCausalLM,
+    MambaForCausalLM,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from conformance.doubles.models import TOLERANCE, make_packed_model, packed_logits, single_logits
+from conformance.doubles.refusals import refused
+from conformance.doubles.segments import make_row, make_segment
+from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, make_tiny_qwen3, make_tiny_qwen3_vl
+from rollmatch.learn import attention
+from rollmatch.learn.attention import (
+    PACKED_ATTENTION,
+    DeferredMask,
+    packed_attention,
+    packed_mask,
+    spans_of,
+    use_packed_attention,
+    why_unpackable,
+)
+from rollmatch.learn.batch import make_model_inputs
+from rollmatch.model.images import NO_IMAGES
+
+
+@pytest.fixture(scope="module")
+def plain_model():
+    return make_tiny_qwen3_vl()
+
+
+def cut(tensor, row):
+    return tensor.split(list(row.lengths))
+
+
+@pytest.mark.scenario(
+    "packing/images-in-every-segment", clauses=["packing/segments-of-a-row-do-not-see-each-other#2,3"]
+)
+def test_packed_logits_are_the_unpacked_ones(model, plain_model, batch):
+    row, images = batch
+    with torch.no_grad():
+        packed = packed_logits(model, row, images)
+        singles = [single_logits(plain_model, s, i) for s, i in zip(row.segments, images, strict=True)]
+    assert packed.abs().max() > 1
+    for ours, alone in zip(cut(packed, row), singles, strict=True):
+        torch.testing.assert_close(ours, alone, rtol=0, atol=TOLERANCE)
+
+
+def test_packed_logits_are_the_unpacked_ones_in_training_with_checkpointing(plain_model, batch):
+    row, images = batch
+    model = make_packed_model().train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    packed = packed_logits(model, row, images).detach()
+    with torch.no_grad():
+        alone = single_logits(plain_model, row.segments[1], images[1])
+    torch.testing.assert_close(cut(packed, row)[1], alone, rtol=0, atol=TOLERANCE)
+
+
+def test_packed_logits_of_a_text_model_are_the_unpacked_ones(text_model):
+    segments, packed = [make_segment(seed)[0] for seed in range(3)], make_tiny_qwen3()
+    row = make_row(*segments)
+    use_packed_attention(packed)
+    with torch.no_grad():
+        ours = packed(**make_model_inputs(row, images=[NO_IMAGES] * 3, model=packed)).logits[0]
+        singles = [text_model(input_ids=torch.tensor([s.token_ids])).logits[0] for s in segments]
+    for one, alone in zip(cut(ours, row), singles, strict=True):
+        torch.testing.assert_close(one, alone, rtol=0, atol=TOLERANCE)
+
+
+def test_the_leak_test_sees_a_leak(model, batch):
+    """The same comparison, with bounds that make the row one segment."""
+    row, images = batch
+    first = row.segments[0]
+    head, other, *tail = first.token_ids
+    changed = make_row(replace(first, token_ids=(head, (other + 1) % 256, *tail)), *row.segments[1:])
+
+    def leaky(some_row):
+        inputs = make_model_inputs(some_row, images=images, model=model)
+        inputs["cu_seq_lens_q"] = torch.tensor([0, some_row.num_tokens])
+        with torch.no_grad():
+            return cut(model(**inputs).logits[0], some_row)
+
+    assert (leaky(row)[1] - leaky(changed)[1]).abs().max() > 1e-2
+
+
+def test_a_model_is_switched_beneath_its_adapters(batch):
+    peft = pytest.importorskip("peft")
+    row, images = batch
+    base = make_tiny_qwen3_vl()
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    use_packed_attention(wrapped)
+    assert base.config.text_config._attn_implementation == PACKED_ATTENTION
+    assert base.config.vision_config._attn_implementation == "sdpa"
+    with torch.no_grad():
+        ours = packed_logits(wrapped.eval(), row, images)
+        torch.testing.assert_close(ours, packed_logits(make_packed_model(), row, images), rtol=0, atol=TOLERANCE)
+
+
+def test_no_mask_is_built_for_a_packed_row(model, batch, monkeypatch):
+    def no_mask(**kwargs):
+        raise AssertionError("a mask was built")
+
+    monkeypatch.setattr(attention, "sdpa_mask", no_mask)
+    row, images = batch
+    with torch.no_grad():
+        packed_logits(model, row, images)
+        with pytest.raises(AssertionError, match="a mask was built"):
+            model(**_without_bounds(make_model_inputs(row, images=images, model=model)))
+
+
+def _without_bounds(inputs):
+    return {name: part for name, part in inputs.items() if not name.startswith(("cu_seq", "max_length"))}
+
+
+def test_a_row_without_bounds_gets_the_mask_of_sdpa(model, plain_model, batch):
+    row, images = batch
+    inputs = _without_bounds(make_model_inputs(row, images=images, model=model))
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, plain_model(**inputs).logits)
+
+
+def _left_padded(segments, images):
+    longest = max(segment.prompt_len for segment in segments)
+    prompts = [segment.token_ids[: segment.prompt_len] for segment in segments]
+    ids = torch.tensor([[PAD_ID] * (longest - len(p)) + list(p) for p in prompts])
+    present = [some.tensors for some in images if some.tensors]
+    return {
+        "input_ids": ids,
+        "attention_mask": (ids != PAD_ID).long(),
+        "mm_token_type_ids": (ids == IMAGE_ID).int(),
+        "pixel_values": torch.cat([some["pixel_values"] for some in present]),
+        "image_grid_thw": torch.cat([some["image_grid_thw"] for some in present]),
+    }
+
+
+@pytest.mark.parametrize("cache", [{"use_cache": True}, {"use_cache": False}, {"cache_implementation": "static"}])
+def test_generation_with_left_padding_is_that_of_sdpa(model, plain_model, batch, cache):
+    row, images = batch
+    inputs = _left_padded(row.segments, images)
+    assert (inputs["attention_mask"] == 0).any()
+    kwargs = {"max_new_tokens": 12, "min_new_tokens": 12, "disable_compile": True, **cache}
+    with torch.no_grad():
+        ours, theirs = model.generate(**inputs, **kwargs), plain_model.generate(**inputs, **kwargs)
+        assert torch.equal(ours, theirs)
+        assert torch.equal(model(**inputs).logits, plain_model(**inputs).logits)
+
+
+def test_attention_of_segments_is_sdpa_of_each_with_grouped_heads():
+    torch.manual_seed(0)
+    module = make_tiny_qwen3().model.layers[0].self_attn
+    query, key, value = torch.randn(1, 4, 9, 32), torch.randn(1, 2, 9, 32), torch.randn(1, 2, 9, 32)
+    ours, _ = packed_attention(
+        module, query, key, value, None, cu_seq_lens_q=torch.tensor([0, 4, 5, 9]), scaling=0.2, dropout=0.0
+    )
+    assert ours.shape == (1, 9, 4, 32)
+    wide_key, wide_value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+    owner = torch.tensor([0] * 4 + [1] + [2] * 4)
+    allowed = (owner[:, None] == owner[None]) & torch.ones(9, 9).tril().bool()
+    scores = (query @ wide_key.mT * 0.2).masked_fill(~allowed, -torch.inf)
+    torch.testing.assert_close(ours, (scores.softmax(-1) @ wide_value).transpose(1, 2), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("bounds", [[0, 4], [1, 9], [0, 5, 5, 9], [0, 6, 4, 9], [0]])
+def test_bounds_that_do_not_cut_the_row_are_refused(bounds):
+    with refused("packed-bounds-invalid", "cu_seq_lens_q"):
+        spans_of(torch.tensor(bounds), num_tokens=9)
+    written = torch.tensor([0, 5, 9])
+    assert spans_of(written, num_tokens=9) == ((0, 5), (5, 9))
+    written[1] = 4
+    assert spans_of(written, num_tokens=9) == ((0, 4), (4, 9)), "changed bounds are read again"
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_keys", "window", "code", "key"),
+    [
+        (2, 4, None, "packed-bounds-invalid", "cu_seq_lens_q"),
+        (1, 6, None, "packed-bounds-invalid", "cu_seq_lens_q"),
+        (1, 4, 2, "sliding-window-packed", "training.packing"),
+    ],
+)
+def test_a_packed_call_is_one_row_without_cache_or_window(num_rows, num_keys, window, code, key):
+    module, bounds = make_tiny_qwen3().model.layers[0].self_attn, torch.tensor([0, 4])
+    with refused(code, key):
+        _call(module, num_rows, num_keys, cu_seq_lens_q=bounds, sliding_window=window)
+    _call(module, 1, 4, cu_seq_lens_q=bounds, sliding_window=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "why"),
+    [
+        (LlamaForCausalLM, {}, ""),
+        (MambaForCausalLM, {}, "linear_attention"),
+        (Lfm2ForCausalLM, {"layer_types": ["conv", "full_attention"]}, "conv"),
+        (BloomForCausalLM, {}, "computes attention by itself"),
+    ],
+)
+def test_models_that_would_not_see_the_bounds_are_not_packed(kind, sizes, why):
+    """A state that runs through the row, and attention of a model's own: the second segment would see the first."""
+    with torch.device("meta"):
+        model = kind(kind.config_class(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **sizes))
+    assert why in why_unpackable(model)
+    assert bool(why) == bool(why_unpackable(model))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        (Gemma2ForCausalLM, {"attn_logit_softcapping": 0.5}),
+        (GptOssForCausalLM, {"num_local_experts": 2, "num_experts_per_tok": 1}),
+        (LlamaForCausalLM, {}),
+    ],
+)
+def test_attention_that_sdpa_would_compute_in_another_way_is_refused(kind, sizes):
+    """Caps of scores and sinks: packed attention is the default, and would leave them out, also without packing."""
+    config = kind.config_class(
+        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=32, pad_token_id=0, attn_implementation="eager", **sizes,
+    )  # fmt: skip
+    model, ids = kind(config).eval(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    expected = model(**inputs).logits
+    use_packed_attention(model)
+    if sizes:
+        with refused("attention-unsupported", "model.attn_impl", remedy="eager"):
+            model(**inputs)
+    else:
+        torch.testing.assert_close(model(**inputs).logits, expected, rtol=0, atol=TOLERANCE)
+
+
+def _call(module, num_rows, num_keys, **kwargs):
+    query, key = torch.randn(num_rows, 4, 4, 32), torch.randn(num_rows, 2, num_keys, 32)
+    return packed_attention(module, query, key, key, None, **kwargs)
+
+
+def test_a_deferred_mask_is_cooked_once():
+    mask = packed_mask(batch_size=1, q_length=4, kv_length=4, allow_is_causal_skip=False, device="cpu")
+    assert isinstance(mask, DeferredMask)
+    assert mask.tensor is mask.tensor
+    assert torch.equal(mask.tensor[0, 0], torch.ones(4, 4).tril().bool())
+    interface = AttentionInterface()
+    assert (interface["sdpa"], interface[PACKED_ATTENTION]) == (sdpa_attention_forward, packed_attention)

@@ -1,0 +1,153 @@
+"""Collation: restarting positions, images beside their segments, the padded form, the order of segments."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conformance.doubles.loss_cases import MASK, RULES, row_of
+from conformance.doubles.models import TOLERANCE, padded_logits, single_logits
+from conformance.doubles.refusals import refused
+from conformance.doubles.segments import features_of, make_row, make_segment, plain_segments
+from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, VIDEO_ID
+from rollmatch.learn.batch import Batcher, make_model_inputs, make_padded_inputs
+from rollmatch.learn.pack import Packer
+from rollmatch.model.images import NO_IMAGES
+from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
+
+
+def collate(pairs, model):
+    row, images = row_of(pairs)
+    return make_model_inputs(row, images=images, model=model)
+
+
+def test_a_row_concatenates_ids_and_restarts_positions(pairs, model):
+    inputs = collate(pairs, model)
+    lengths = [segment.encoded_len for segment, _ in pairs]
+    assert inputs["input_ids"].tolist() == [[token for segment, _ in pairs for token in segment.token_ids]]
+    assert inputs["position_ids"].shape == (4, 1, sum(lengths))
+    assert inputs["position_ids"][0, 0].tolist() == [index for length in lengths for index in range(length)]
+    assert inputs["cu_seq_lens_q"].tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()]
+    assert inputs["cu_seq_lens_q"].dtype == torch.int32
+    assert torch.equal(inputs["cu_seq_lens_q"], inputs["cu_seq_lens_k"])
+    assert inputs["max_length_q"] == inputs["max_length_k"] == max(lengths)
+    assert inputs["use_cache"] is False
+    assert "attention_mask" not in inputs
+
+
+def test_mrope_positions_are_those_of_each_segment_alone(pairs, model):
+    rows = collate(pairs, model)["position_ids"].split([segment.encoded_len for segment, _ in pairs], dim=2)
+    for (segment, images), ours in zip(pairs, rows, strict=True):
+        ids = torch.tensor([segment.token_ids])
+        grid = images.tensors.get("image_grid_thw")
+        types = (ids == IMAGE_ID).int()
+        theirs, _ = model.model.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grid)
+        assert torch.equal(ours[1:], theirs)
+
+
+def test_images_follow_their_segments(pairs, model):
+    inputs = collate(pairs, model)
+    assert torch.equal(inputs["mm_token_type_ids"], (inputs["input_ids"] == IMAGE_ID).int())
+    for name in ("image_grid_thw", "pixel_values"):
+        assert torch.equal(inputs[name], torch.cat([i.tensors[name] for _, i in pairs if i is not NO_IMAGES]))
+    assert len(inputs["pixel_values"]) == inputs["image_grid_thw"].prod(-1).sum()
+
+
+def test_a_row_of_text_alone_carries_no_pixels_and_a_text_model_takes_flat_positions(model, text_model):
+    pairs = [make_segment(0), make_segment(2, num_slots=6)]
+    inputs = collate(pairs, model)
+    assert not {"pixel_values", "image_grid_thw"} & inputs.keys()
+    assert not inputs["mm_token_type_ids"].any()
+    inputs = collate(pairs, text_model)
+    assert inputs["position_ids"].tolist() == [[i for segment, _ in pairs for i in range(segment.encoded_len)]]
+    assert "mm_token_type_ids" not in inputs
+    segments = [segment for segment, _ in pairs]
+    inputs = make_padded_inputs(segments, images=[NO_IMAGES] * 2, model=text_model, pad_id=PAD_ID)
+    assert inputs["position_ids"].shape == inputs["input_ids"].shape
+    with torch.no_grad():
+        padded = text_model(**inputs).logits
+        alone = text_model(input_ids=torch.tensor([segments[0].token_ids])).logits[0]
+    torch.testing.assert_close(padded[0, : len(alone)], alone, rtol=0, atol=TOLERANCE)
+
+
+def test_padded_inputs_pad_on_the_right_and_mask_it(pairs, model):
+    segments = [segment for segment, _ in pairs]
+    inputs = make_padded_inputs(segments, images=[i for _, i in pairs], model=model, pad_id=PAD_ID)
+    longest = max(segment.encoded_len for segment in segments)
+    assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (4, longest)
+    assert inputs["position_ids"].shape == (4, 4, longest)
+    assert inputs["use_cache"] is False
+    for place, segment in enumerate(segments):
+        real = segment.encoded_len
+        assert inputs["input_ids"][place, :real].tolist() == list(segment.token_ids)
+        assert set(inputs["input_ids"][place, real:].tolist()) <= {PAD_ID}
+        assert inputs["attention_mask"][place].tolist() == [1] * real + [0] * (longest - real)
+
+
+def test_padded_logits_are_the_unpadded_ones(pairs, model):
+    with torch.no_grad():
+        padded = padded_logits(model, [s for s, _ in pairs], [i for _, i in pairs])
+        for place, (segment, images) in enumerate(pairs):
+            alone = single_logits(model, segment, images)
+            torch.testing.assert_close(padded[place, : segment.encoded_len], alone, rtol=0, atol=TOLERANCE)
+
+
+def drop_last_image(images):
+    grid = images.tensors["image_grid_thw"][:-1]
+    return features_of(images.tensors["pixel_values"][: int(grid.prod(-1).sum())], grid)
+
+
+def swap_images(images):
+    return features_of(images.tensors["pixel_values"], images.tensors["image_grid_thw"].flip(0))
+
+
+@pytest.mark.parametrize("damage", [drop_last_image, swap_images, lambda images: NO_IMAGES])
+def test_images_that_are_not_those_of_the_placeholders_are_refused(damage, model):
+    segment, images = make_segment(1, num_images=2)
+    with refused("image-tokens-mismatch", "train.jsonl:2"):
+        collate([(segment, damage(images))], model)
+    collate([(segment, images)], model)
+
+
+def test_images_come_one_entry_per_segment_and_to_a_model_that_takes_them(batch, model, text_model):
+    row, images = batch
+    with refused("images-not-aligned", "images"):
+        make_model_inputs(row, images=images[:3], model=model)
+    make_model_inputs(row, images=images, model=model)
+    segment, images = make_segment(1, num_images=1)
+    with refused("image-tokens-mismatch", "train.jsonl:2"):
+        collate([(segment, images)], text_model)
+    collate([(segment, NO_IMAGES)], text_model)
+
+
+@pytest.mark.parametrize(("token_id", "code"), [(IMAGE_ID, "image-tokens-mismatch"), (VIDEO_ID, "video-tokens")])
+def test_a_placeholder_sampled_in_a_rollout_is_refused(token_id, code, model):
+    segment, images = make_segment(1, num_images=1)
+    sampled = replace(segment, token_ids=(*segment.token_ids[:-2], token_id, segment.token_ids[-1]))
+    with refused(code, "train.jsonl:2"):
+        collate([(sampled, images)], model)
+    collate([(segment, images)], model)
+
+
+@pytest.mark.scenario(
+    "packing/offsets-of-three-segments", clauses=["packing/each-segment-of-a-row-keeps-its-description#1,2,3"]
+)
+def test_a_micro_batch_keeps_its_segments_in_the_order_of_its_row(pairs, model):
+    images = {segment.sample.sample_id: features for segment, features in pairs}
+    objective = RolloutMatchingObjective(
+        target=None, eval_target=None, mask_rules=MASK["rules"], loss_rules=RULES, bin_of=MASK["bin_of"]
+    )
+    batcher = Batcher(model, objective, packer=Packer(4096, max_buffered=8), pad_id=PAD_ID)
+    (batch,) = batcher.make([segment for segment, _ in pairs], lambda sample: images[sample.sample_id], num_batches=1)
+    assert sorted(batch.segments, key=lambda one: one.sample.sample_id) == [segment for segment, _ in pairs]
+    ids, offset, slots = batch.inputs["input_ids"][0].tolist(), 0, []
+    for segment in batch.segments:
+        assert segment.encoded_len == segment.prompt_len + segment.train_len
+        assert tuple(ids[offset : offset + segment.encoded_len]) == segment.token_ids
+        slots += [offset + position for position in segment.coord_positions]
+        offset += segment.encoded_len
+    assert offset == len(ids) == batch.num_tokens
+    supervision = batch.supervision
+    kept = zip(supervision.coord_positions, supervision.coord_in_prefix, strict=True)
+    assert [position for position, in_prefix in kept if in_prefix] == slots
+    assert make_row(*plain_segments(3, 2, 4)).offsets == (0, 3, 5)

@@ -1,0 +1,195 @@
+"""Scores made a chunk of rows at a time: those of whole logits, in value and grad_hidden, and never whole logits."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.nn import functional
+
+from conformance.doubles.loss_cases import FIELDS, RULES, mask_row, masked_loss_from_hidden, same_terms, scoring_of
+from conformance.doubles.models import TOLERANCE
+from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN
+from rollmatch.learn import head as head_file
+from rollmatch.learn.head import HeadStates, column_scores, logprobs_of
+from rollmatch.objectives.rollout_matching.loss import (
+    coord_losses,
+    logit_indices,
+    masked_loss_of_kept,
+)
+
+HIDDEN_LEN, SHORT_LEN = 16, 4
+SMALL = 9 * VOCAB_LEN * 4
+"""Bytes of a chunk of 9 rows in float32."""
+
+
+def make_head(hidden_len=HIDDEN_LEN, *, dtype=torch.float32, bias=True, num_ids=VOCAB_LEN):
+    torch.manual_seed(0)
+    return torch.nn.Linear(hidden_len, num_ids, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+def graded(score, hidden):
+    states = hidden.clone().requires_grad_()
+    out = score(states)
+    out.backward()
+    return out.detach(), states.grad
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("gate_weight", [0.0, 0.5])
+@pytest.mark.parametrize("chunk_bytes", [1, SMALL, 10**9])
+def test_a_head_that_does_not_learn_gives_the_loss_and_gradient_of_whole_logits(
+    chunk_bytes, gate_weight, bias, batch, monkeypatch
+):
+    monkeypatch.setattr(head_file, "CHUNK_BYTES", chunk_bytes)
+    row, _ = batch
+    supervision = mask_row(row)
+    rules = replace(RULES, gate_weight=gate_weight, temperature_coord=1.3)
+    scoring = scoring_of(supervision, rules)
+    head, hidden = make_head(bias=bias), torch.randn(row.num_tokens, HIDDEN_LEN)
+    terms = []
+
+    def ours(states):
+        terms.append(masked_loss_from_hidden(states, lm_head=head, **scoring))
+        return terms[-1].total
+
+    def plain(states):
+        terms.append(masked_loss_of_kept(head(states[list(logit_indices(supervision))]), **scoring))
+        return terms[-1].total
+
+    (_, mine), (_, theirs) = graded(ours, hidden), graded(plain, hidden)
+    same_terms(*terms)
+    torch.testing.assert_close(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+    assert [field for field in FIELDS if getattr(terms[0], field).requires_grad] == ["total"]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_slopes_of_logprobs_pass_gradcheck(temperature, monkeypatch):
+    monkeypatch.setattr(head_file, "CHUNK_BYTES", 2 * 8 * 12)
+    head = make_head(SHORT_LEN, dtype=torch.float64, num_ids=12)
+    hidden = torch.randn(5, SHORT_LEN).double().requires_grad_()
+    ids = torch.tensor([0, 11, 3, 3, 7])
+
+    def score(states):
+        return logprobs_of(HeadStates.of(states, head), ids, temperature=temperature)
+
+    assert gradcheck(score, (hidden,))
+    expected = torch.log_softmax(head(hidden) / temperature, -1).gather(-1, ids[:, None])[:, 0]
+    torch.testing.assert_close(score(hidden), expected)
+
+
+@pytest.mark.parametrize("gate_weight", [0.0, 0.5])
+def test_slopes_of_coordinates_pass_gradcheck(gate_weight, monkeypatch):
+    monkeypatch.setattr(head_file, "CHUNK_BYTES", 2 * 8 * VOCAB_LEN)
+    rules = replace(RULES, gate_weight=gate_weight)
+    head = make_head(SHORT_LEN, dtype=torch.float64)
+    hidden = torch.randn(3, SHORT_LEN).double().requires_grad_()
+    columns, bins = torch.tensor(COORD_IDS), torch.tensor([0, 500, 999])
+
+    def score(coord, total, truth):
+        return coord_losses(coord, total, bins=truth, rules=rules)
+
+    def scores(states):
+        return column_scores(HeadStates.of(states, head), columns, bins, score=score, temperature=1.3)[0]
+
+    assert gradcheck(scores, (hidden,))
+
+
+def test_logits_exist_for_a_chunk_at_a_time_and_are_made_once(batch, monkeypatch):
+    monkeypatch.setattr(head_file, "CHUNK_BYTES", SMALL)
+    seen, plain = [], functional.linear
+
+    def counting(rows, *others):
+        seen.append(len(rows))
+        return plain(rows, *others)
+
+    monkeypatch.setattr(head_file.functional, "linear", counting)
+    row, _ = batch
+    supervision = mask_row(row)
+    hidden = torch.randn(row.num_tokens, HIDDEN_LEN, requires_grad=True)
+    scoring = scoring_of(supervision)
+    masked_loss_from_hidden(hidden, lm_head=make_head(), **scoring).total.backward()
+    assert max(seen) == 9
+    assert sum(seen) == len(logit_indices(supervision)) < row.num_tokens
+
+
+def test_rows_of_a_chunk_fill_whole_tiles():
+    weight = torch.empty(151_936, 1, dtype=torch.bfloat16)
+    chunks = head_file._chunks(torch.empty(2400, 1), weight)
+    assert [len(rows) for (rows,) in chunks] == [896, 896, 608]
+    assert head_file.CHUNK_BYTES >= 896 * 151_936 * 2
+
+
+@pytest.mark.parametrize("rows_step", [1, 4])
+def test_blocks_of_a_chunk_are_scored_like_one(rows_step, batch, monkeypatch):
+    row, _ = batch
+    supervision = mask_row(row)
+    scoring = scoring_of(supervision)
+    head, hidden = make_head(), torch.randn(row.num_tokens, HIDDEN_LEN)
+
+    def scored():
+        return graded(lambda states: masked_loss_from_hidden(states, lm_head=head, **scoring).total, hidden)
+
+    whole = scored()
+    monkeypatch.setattr(head_file, "ROWS_STEP", rows_step)
+    for ours, theirs in zip(scored(), whole, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_a_head_that_learns_is_called_again_and_gets_its_gradient(monkeypatch):
+    monkeypatch.setattr(head_file, "CHUNK_LEN", 2)
+    head, hidden, ids = make_head().requires_grad_(True), torch.randn(5, HIDDEN_LEN), torch.tensor([1, 2, 3, 4, 5])
+    assert HeadStates.of(hidden, head).weight is None
+    logprobs_of(HeadStates.of(hidden, head), ids).sum().backward()
+    ours, head.weight.grad = head.weight.grad, None
+    logprobs_of(head(hidden), ids).sum().backward()
+    torch.testing.assert_close(ours, head.weight.grad, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_a_head_with_anything_around_its_weight_is_called():
+    class Doubled(torch.nn.Linear):
+        def forward(self, hidden):
+            return 2 * super().forward(hidden)
+
+    head = Doubled(HIDDEN_LEN, 8).requires_grad_(False)
+    hidden, ids = torch.randn(3, HIDDEN_LEN), torch.tensor([1, 2, 3])
+    assert HeadStates.of(hidden, head).weight is None
+    torch.testing.assert_close(logprobs_of(HeadStates.of(hidden, head), ids), logprobs_of(head(hidden), ids))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_in_bfloat16_scores_and_slopes_differ_by_rounding(dtype):
+    """Weights in bfloat16, and float32 weights under autocast."""
+    head = make_head(dtype=dtype)
+    hidden, ids = torch.randn(40, HIDDEN_LEN, dtype=dtype), torch.arange(40)
+    score = partial(logprobs_of, ids=ids)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.float32):
+        ours, mine = graded(lambda states: score(HeadStates.of(states, head)).sum(), hidden)
+        plain, theirs = graded(lambda states: score(head(states)).sum(), hidden)
+    assert mine.dtype is dtype
+    torch.testing.assert_close(ours, plain, rtol=1e-6, atol=0)
+    torch.testing.assert_close(mine.float(), theirs.float(), rtol=0.02, atol=0.02 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_scores_of_odd_logits_unlikely_tokens_and_no_rows(odd):
+    head, hidden = make_head(), torch.randn(2, HIDDEN_LEN)
+    hidden[0, 0] = odd
+    assert logprobs_of(HeadStates.of(hidden, head), torch.tensor([1, 2])).isfinite().tolist() == [False, True]
+    steep = torch.nn.Linear(1, 3, bias=False).requires_grad_(False)
+    steep.weight.copy_(torch.tensor([[0.0], [500.0], [-500.0]]))
+    assert logprobs_of(HeadStates.of(torch.ones(1, 1), steep), torch.tensor([2])).tolist() == [-1000.0]
+    nothing = torch.zeros(0, HIDDEN_LEN, requires_grad=True)
+    scores = logprobs_of(HeadStates.of(nothing, head), torch.zeros(0, dtype=torch.int64))
+    scores.sum().backward()
+    assert (scores.shape, nothing.grad.shape) == ((0,), (0, HIDDEN_LEN)), "a graph, too"
+
+
+def test_a_second_derivative_is_refused():
+    hidden = torch.randn(2, HIDDEN_LEN, requires_grad=True)
+    scores = logprobs_of(HeadStates.of(hidden, make_head()), torch.tensor([1, 2]))
+    weights = torch.ones(2, requires_grad=True)
+    (first,) = torch.autograd.grad((scores * weights).sum(), hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()

@@ -1,0 +1,134 @@
+"""The choice of a flash kernel and what it is handed; the kernel itself is stood in for by plain arithmetic."""
+
+import pytest
+import torch
+
+from conformance.doubles.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model, packed_logits
+from conformance.doubles.refusals import refused
+from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
+from rollmatch.learn import attention
+from rollmatch.learn.attention import Varlen, describe, installed, packed_attention, varlen_for, working_dtype
+
+
+def reference(query, key, value, bounds_q, bounds_k, longest_q, longest_k, *, scale=None, window_size=(-1, -1)):
+    """[T, H, D] by a mask of blocks; asserts what a kernel relies on."""
+    assert window_size == (-1, 0)
+    assert bounds_q.dtype == bounds_k.dtype == torch.int32
+    assert longest_q == longest_k == max(bounds_q.diff().tolist())
+    assert query.dtype == key.dtype == value.dtype
+    assert all(part.stride(-1) == 1 for part in (query, key, value))
+    owner = torch.repeat_interleave(torch.arange(len(bounds_q) - 1), bounds_q.diff())
+    allowed = (owner[:, None] == owner[None]) & torch.ones(len(query), len(query)).tril().bool()
+    groups = query.shape[1] // key.shape[1]
+    wide_key, wide_value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, wide_key) * scale
+    shares = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", shares, wide_value)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """All packed rows go through the reference; yields the dtypes it was called with."""
+    seen = []
+
+    def call(query, *others, scale=None, window_size=(-1, -1)):
+        seen.append(query.dtype)
+        return reference(query, *others, scale=scale, window_size=window_size)
+
+    described = describe("reference", call)
+    monkeypatch.setattr(attention, "varlen_for", lambda query, *, dropout: described)
+    return seen
+
+
+def learnt(row, images, *, checkpointing=False):
+    model = make_packed_model().train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    logits = packed_logits(model, row, images)
+    (logits * torch.linspace(-1, 1, logits.numel()).reshape(logits.shape)).sum().backward()
+    return logits.detach(), gradients(model)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_one_launch_for_all_segments_gives_the_logits_and_gradients_of_one_by_one(batch, checkpointing, monkeypatch):
+    expected = learnt(*batch)
+    used = []
+    described = describe(
+        "reference", lambda *a, scale=None, window_size=None: reference(*a, scale=scale, window_size=window_size)
+    )
+    monkeypatch.setattr(attention, "varlen_for", lambda query, *, dropout: used.append(1) or described)
+    logits, grads = learnt(*batch, checkpointing=checkpointing)
+    assert len(used) == 2 * (1 + checkpointing)  # two layers
+    torch.testing.assert_close(logits, expected[0], rtol=0, atol=TOLERANCE)
+    assert_same_gradients(grads, expected[1])
+
+
+def test_a_kernel_gets_what_autocast_computes_in(batch, kernel):
+    model = make_packed_model()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        packed_logits(model, *batch)
+    assert kernel == [torch.bfloat16] * 2
+
+
+def module_and_states():
+    return make_tiny_qwen3().model.layers[0].self_attn, [torch.randn(1, heads, 9, 32) for heads in (4, 2, 2)]
+
+
+def test_bounds_are_checked_before_a_kernel_reads_them(kernel):
+    module, states = module_and_states()
+    with refused("packed-bounds-invalid", "cu_seq_lens_q"):
+        packed_attention(module, *states, None, cu_seq_lens_q=torch.tensor([0, 4]))
+    assert kernel == []
+    out, _ = packed_attention(module, *states, None, cu_seq_lens_q=torch.tensor([0, 4, 9]))
+    assert (out.shape, kernel) == ((1, 9, 4, 32), [torch.float32])
+
+
+@pytest.mark.parametrize("odd", [{"is_causal": False}, {"position_bias": torch.zeros(1, 4, 9, 9)}])
+def test_what_a_kernel_cannot_do_goes_one_by_one(kernel, odd):
+    module, states = module_and_states()
+    packed_attention(module, *states, None, cu_seq_lens_q=torch.tensor([0, 9]), **odd)
+    assert kernel == []
+
+
+def test_values_of_another_length_than_queries_go_one_by_one(kernel):
+    """As in DeepSeek-V3: flash kernels refuse them."""
+    module, (query, key, value) = module_and_states()
+    out, _ = packed_attention(module, query, key, value[..., :16], None, cu_seq_lens_q=torch.tensor([0, 4, 9]))
+    assert (out.shape, kernel) == ((1, 9, 4, 16), [])
+
+
+class OnGpu:
+    """Queries as the choice sees them."""
+
+    is_cuda, device = True, torch.device("cpu")
+
+    def __init__(self, dtype=torch.bfloat16, head_len=128):
+        self.dtype, self.shape = dtype, (1, 4, 9, head_len)
+
+
+def test_a_kernel_is_for_halves_on_a_gpu_and_heads_it_knows():
+    assert varlen_for(OnGpu(), dropout=0.0) is installed()
+    assert installed().name == "torch.nn.attention.varlen.varlen_attn"
+    assert varlen_for(OnGpu(torch.float16, 256), dropout=0.0) is not None
+    odd = [OnGpu(torch.float32), OnGpu(head_len=264), OnGpu(head_len=36), torch.zeros(1, 4, 9, 128).bfloat16()]
+    assert [varlen_for(query, dropout=0.0) for query in odd] == [None] * 4
+    assert varlen_for(OnGpu(), dropout=0.1) is None
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert varlen_for(OnGpu(torch.float32), dropout=0.0) is installed()
+        assert working_dtype(torch.zeros(1)) is torch.bfloat16
+
+
+def test_causality_and_scale_are_passed_in_the_kernels_own_words():
+    def flash(q, k, v, a, b, c, d, *, softmax_scale=None, causal=False, window_size=(-1, -1)):
+        return (q, k, v, a, b, c, d, softmax_scale, causal, window_size), "the logsumexp"
+
+    def of_torch(q, k, v, a, b, c, d, *, scale=None, window_size=(-1, -1), enable_gqa=False):
+        return [q, k, v, a, b, c, d, scale, window_size, enable_gqa]
+
+    rows = {"rows": ("bounds", 7), "scale": 0.5}
+    states = ("q", "k", "v", "bounds", "bounds", 7, 7, 0.5)
+    assert describe("it", flash)("q", "k", "v", **rows) == (*states, True, (-1, -1))
+    assert describe("it", of_torch)("q", "k", "v", **rows) == [*states, (-1, 0), True]
+    assert describe("no scale", lambda q, k, v, a, b, c, d, is_causal=False: q) is None
+    assert describe("no causality", lambda q, k, v, a, b, c, d, scale=None: q) is None
+    assert isinstance(describe("both", lambda q, k, v, a, b, c, d, is_causal=False, scale=None: q), Varlen)

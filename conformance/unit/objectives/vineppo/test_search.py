@@ -1,0 +1,189 @@
+"""The tree is a tree, the search looks where it pays, and no value bends to the search."""
+
+from dataclasses import replace
+from math import exp, log, sqrt
+from statistics import fmean
+
+import pytest
+
+from conformance.doubles.ranks import together
+from conformance.doubles.refusals import refused
+from conformance.doubles.vineppo_locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
+from rollmatch.environments.trajectory import state_at
+from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues
+from rollmatch.objectives.vineppo.split import FixedTokens
+from rollmatch.objectives.vineppo.tree import SearchRules, Tree, TreeOutdated
+from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
+
+PAIRS = FixedTokens(num_tokens=2)
+RIGHT, WRONG, OTHER = (0, 0, 0, 0, 2, 0, STOP), (0, 1, 0, 0, 2, 0, STOP), (0, 0, 1, 1, 2, 0, STOP)
+
+
+def tree_of(*responses, rules=None):
+    made = [trajectory_of(ids) for ids in responses]
+    tree = Tree(state_at(made[0], 0), rules or SearchRules())
+    paths = [tree.add(one, PAIRS.cuts(one), owner=(0, index)) for index, one in enumerate(made)]
+    return tree, paths
+
+
+def nodes_of(node):
+    return [node, *(inner for child in node.children.values() for inner in nodes_of(child))]
+
+
+@pytest.mark.scenario(clauses=["vineppo/the-search-variant-keeps-a-real-tree#1,2"])
+def test_a_node_knows_its_state_value_visits_and_parent():
+    tree, (path, *_) = tree_of(RIGHT, WRONG, OTHER)
+    assert [node.state.prefix_token_ids for node in path] == [(), (0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 2, 0)]
+    assert [node.visits for node in path] == [3, 2, 1, 1]
+    assert [node.value for node in path] == [2 / 3, 1.0, 1.0, 1.0]
+    assert [node.parent for node in path] == [None, *path[:-1]]
+    ends = [node for node in nodes_of(tree.root) if node.state is None]
+    assert len(ends) == 3
+    assert {end.value for end in ends} == {0.0}
+
+
+def test_a_continuation_is_no_value_above_its_start():
+    tree, (path, _) = tree_of(RIGHT, WRONG)
+    before = tree.root.value
+    for symbol in range(3):
+        tree.add(trajectory_of((0, 0, symbol, 0, 2, 0, STOP)), (0, 2, 4, 6, 7), start=path[1])
+    assert tree.root.value == before == 0.5
+    assert len(tree.root.returns) == 2
+    assert len(path[1].returns) == 4
+    assert (tree.root.visits, tree.root.total) == (5, 4.0)
+
+
+@pytest.mark.scenario(clauses=["vineppo/the-search-variant-keeps-a-real-tree#1,2"])
+def test_a_value_leaves_out_the_trajectory_it_judges():
+    _, (right, wrong) = tree_of(RIGHT, WRONG)
+    assert (right[0].returns_without((0, 0)), wrong[0].returns_without((0, 1))) == ([0.0], [1.0])
+    assert right[1].returns_without((0, 0)) == []
+
+
+@pytest.mark.parametrize("select", ["uct", "puct"])
+def test_the_search_prefers_what_paid_and_then_what_is_new(select):
+    rules = SearchRules(select=select, exploration=0.1, widening=0.1)
+    tree, (right, _) = tree_of(RIGHT, WRONG, rules=rules)
+    assert right[1] in tree.select().lineage()
+    tree, _ = tree_of(RIGHT, WRONG, *[RIGHT] * 6, rules=replace(rules, exploration=50.0))
+    assert tree.select().state.prefix_token_ids[:2] == (0, 1)
+    for num_visits, is_wide in ((1, False), (2, True)):
+        tree, _ = tree_of(*[RIGHT] * num_visits)
+        assert (tree.select() is tree.root) == is_wide, "a node widens with the root of its visits"
+
+
+@pytest.mark.parametrize("pending", [0, 5])
+@pytest.mark.parametrize("select", ["uct", "puct"])
+def test_the_search_turns_to_the_rarer_step_at_the_exploration_that_its_formula_says(select, pending):
+    paid = replace(trajectory_of(RIGHT, logprobs=(-0.5,) * 7), rewards=((2, 1.0), (7, 2.0)))
+    unpaid = replace(trajectory_of(WRONG, logprobs=(-1.0,) * 7), rewards=())
+    often, seldom, above = 4 + pending, 2, 6 + pending
+    if select == "uct":
+        more = sqrt(log(above) / seldom) - sqrt(log(above) / often)
+    else:
+        odds = exp(-1.0), exp(-2.0)
+        likely, unlikely = (each / sum(odds) for each in odds)
+        more = sqrt(above) * (unlikely / (1 + seldom) - likely / (1 + often))
+    for share, chosen in ((0.99, (0, 0)), (1.01, (0, 1))):
+        exploration = share * (1.0 + 8.0 / often) / more
+        rules = SearchRules(select=select, exploration=exploration, widening=0.1)
+        tree = Tree(state_at(paid, 0), rules)
+        first, *_ = [tree.add(one, PAIRS.cuts(one))[1] for one in [paid] * 4 + [unpaid] * 2]
+        first.pending = tree.root.pending = pending
+        assert tree.select().state.prefix_token_ids[:2] == chosen
+
+
+@pytest.mark.parametrize(
+    ("num_visits", "pending", "is_wide"), [(4, 0, False), (5, 0, True), (15, 1, False), (16, 1, True)]
+)
+def test_continuations_under_way_count_as_children_and_as_visits(num_visits, pending, is_wide):
+    tree, _ = tree_of(*[RIGHT] * num_visits, rules=SearchRules(widening=0.5))
+    tree.root.pending = pending
+    assert (tree.select() is tree.root) == is_wide
+
+
+def test_a_prior_weighs_likely_steps_with_puct():
+    likely = replace(trajectory_of(RIGHT), logprobs=(-0.1,) * 7)
+    unlikely = replace(trajectory_of((3, 3, *RIGHT[2:])), logprobs=(-4.0,) * 7)
+    rules = SearchRules(select="puct", exploration=5.0, widening=0.1)
+    tree = Tree(state_at(likely, 0), rules)
+    for one in (replace(likely, rewards=()), replace(unlikely, rewards=())):
+        tree.add(one, PAIRS.cuts(one))
+    assert tree.select().state.prefix_token_ids[:2] == (0, 0)
+
+
+def test_a_tree_takes_its_own_version_only():
+    tree, _ = tree_of(RIGHT)
+    late = trajectory_of(WRONG, version=2)
+    with refused("tree-outdated", "x:1"):
+        tree.add(late, PAIRS.cuts(late))
+    tree.add(replace(late, policy_version=1), PAIRS.cuts(late))
+
+
+@pytest.mark.scenario("vineppo/an-update-empties-the-tree", clauses=["vineppo/the-search-variant-keeps-a-real-tree#3"])
+def test_a_newer_version_empties_the_forest():
+    forest = Forest(SearchRules())
+    old = forest.tree_of(trajectory_of(RIGHT, version=4))
+    old.add(trajectory_of(RIGHT, version=4), (0, 7))
+    assert forest.tree_of(trajectory_of(WRONG, version=4)) is old
+    new = forest.tree_of(trajectory_of(RIGHT, version=5))
+    assert new is not old
+    assert (new.root.visits, len(forest)) == (0, 1)
+    with pytest.raises(TreeOutdated):
+        forest.tree_of(trajectory_of(RIGHT, version=4)).add(trajectory_of(RIGHT, version=4), (0, 7))
+
+
+def searched(policy, trajectories, *, ranks=None, run_seed=1, **budget):
+    budget = {"num_rounds": 4, "num_per_round": 8, "num_least": 3} | budget
+    valuer = TreeValues(SearchRules(), SearchBudget(**budget), PAIRS)
+    cuts = [PAIRS.cuts(one) for one in trajectories]
+    return valuer.values_of(trajectories, cuts, waves_of(policy, ranks, run_seed=run_seed))
+
+
+def test_responses_without_cuts_are_not_left_out():
+    made = LockPolicy().answer(1, 2)
+    valuers = (
+        TreeValues(SearchRules(), SearchBudget(num_rounds=1, num_per_round=1, num_least=1), PAIRS),
+        ContinuationValues(ValueRules(num_continuations=1)),
+    )
+    for valuer in valuers:
+        with pytest.raises(ValueError, match="zip"):
+            valuer.values_of(made, [PAIRS.cuts(made[0])], waves_of(LockPolicy()))
+
+
+def test_values_of_the_search_come_near_the_truth():
+    gaps = []
+    for run in range(30):
+        policy = LockPolicy()
+        made = policy.answer(*range(run * 8 + 1, run * 8 + 9))
+        for valued, one in zip(searched(policy, made, num_rounds=6, run_seed=run), made, strict=True):
+            truth = [value_of(one.token_ids[:cut]) for cut in PAIRS.cuts(one)[:-1]]
+            gaps += [value - true for value, true in zip(valued.values, truth, strict=True)]
+    assert fmean(gaps) == pytest.approx(0, abs=0.03)
+    assert fmean(map(abs, gaps)) < 0.1
+
+
+def test_one_rank_grows_a_sample_s_tree_for_all():
+    answers = [LockPolicy().answer(*range(1, 5), sample_id=sample_id) for sample_id in (0, 1, 2)]
+    flat = [one for part in answers for one in part]
+    policies = [LockPolicy(), LockPolicy()]
+
+    def rank(member):
+        return searched(policies[member.rank], flat[member.rank :: 2], ranks=member, num_rounds=2)
+
+    halves = together(2, rank)
+    assert [len(half) for half in halves] == [6, 6]
+    owners = [{request.state.sample_id for wave in policy.requested for request in wave} for policy in policies]
+    assert owners == [{0, 2}, {1}] or owners == [{0, 1}, {2}] or owners[0].isdisjoint(owners[1])
+    assert len(policies[0].requested) == len(policies[1].requested) == 3
+
+
+def test_values_have_as_many_returns_as_wished_and_continuations_have_seeds_of_their_own():
+    policy = LockPolicy()
+    for valued in searched(policy, policy.answer(1, 2), num_rounds=1, num_per_round=2, num_least=4):
+        assert min(valued.counts) >= 4
+    assert len(policy.requested) == 2
+    policy = LockPolicy()
+    searched(policy, policy.answer(1, 2), num_rounds=5, num_per_round=6)
+    requests = [request for wave in policy.requested for request in wave]
+    assert len({(request.state, request.seed) for request in requests}) == len(requests)

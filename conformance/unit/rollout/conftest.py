@@ -1,0 +1,1 @@
+from conformance.doubles.rollout_fixtures import *  # noqa: F403

@@ -1,0 +1,241 @@
+"""Windows come back whole and in order whatever the threads do; what is wrong with a thread reaches the learner."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.doubles.records import make_reply, make_request
+from conformance.doubles.refusals import refused
+from conformance.judge.servers.talk import in_thread
+from rollmatch.errors import RolloutError
+from rollmatch.rollout import prefetch as module
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, PrefetchStuck
+
+GREEDY = Decoding(max_new_tokens=4)
+
+
+def requests_of(step, num_requests):
+    """Requests of one window; sample ids count on over the windows."""
+    first = step * num_requests
+    return [make_request(first + place, request_id=f"{step}.0.{place}") for place in range(num_requests)]
+
+
+def rollouts_of(requests, version):
+    """Answers, whose only token is the sample's id."""
+    return [make_reply(request, (request.sample.sample_id,), version=version) for request in requests]
+
+
+class Servers:
+    """Answers with ``version``, after ``pause_s``; a gate that is closed keeps all calls waiting."""
+
+    lost = ()
+
+    def __init__(self, num_servers=2, *, version=1):
+        self.num_servers, self.version, self.pause_s = num_servers, version, 0.0
+        self.gate, self.asked, self.under_way, self.lock = threading.Event(), [], 0, threading.Lock()
+        self.gate.set()
+        self.broken = {}
+
+    def generate_on(self, server_index, requests, decoding, *, start):
+        with self.lock:
+            self.asked.append((server_index, [request.sample.sample_id for request in requests]))
+            place = len(self.asked)
+            self.under_way += 1
+        try:
+            assert self.gate.wait(10)
+            time.sleep(self.pause_s)
+            if place in self.broken:
+                raise self.broken[place]
+            return rollouts_of(requests, self.version)
+        finally:
+            with self.lock:
+                self.under_way -= 1
+
+
+@contextmanager
+def opened(servers, *, is_open=True, **rules):
+    prefetch = Prefetch(servers, GREEDY, PrefetchRules(**({"max_windows": 3, "callers_per_server": 2} | rules)))
+    if is_open:
+        with prefetch.quiet():
+            pass
+    try:
+        yield prefetch
+    finally:
+        servers.gate.set()
+        prefetch.close()
+
+
+def ids_of(rollouts):
+    return [rollout.response_token_ids[0] for rollout in rollouts]
+
+
+def until(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@settings(max_examples=15, deadline=None)
+@given(size=st.integers(1, 16), pieces=st.integers(1, 4), num_servers=st.integers(1, 3))
+def test_windows_come_back_whole_and_in_order(size, pieces, num_servers):
+    with opened(Servers(num_servers), pieces_per_server=pieces) as prefetch:
+        for step in range(3):
+            prefetch.submit(step, requests_of(step, size))
+        for step in range(3):
+            rollouts, num_dropped = prefetch.collect(step, min_version=1)
+            assert ids_of(rollouts) == list(range(step * size, (step + 1) * size))
+            assert num_dropped == 0
+
+
+def test_nothing_is_requested_while_it_is_held():
+    servers = Servers()
+    with opened(servers, is_open=False) as prefetch:
+        prefetch.submit(0, requests_of(0, 4))
+        time.sleep(0.1)
+        assert servers.asked == []
+        with prefetch.quiet():
+            time.sleep(0.05)
+            assert servers.asked == []
+        assert len(prefetch.collect(0, min_version=1)[0]) == 4
+
+
+def test_quiet_waits_for_calls_under_way_and_lets_none_begin():
+    servers = Servers(1)
+    with opened(servers, callers_per_server=1, pieces_per_server=2) as prefetch:
+        servers.gate.clear()
+        prefetch.submit(0, requests_of(0, 4))
+        until(lambda: servers.under_way == 1)
+        threading.Timer(0.1, servers.gate.set).start()
+        with prefetch.quiet():
+            assert servers.under_way == 0
+            time.sleep(0.1)
+            assert len(servers.asked) == 1
+            servers.version = 2
+        rollouts, _ = prefetch.collect(0, min_version=1)
+        assert [rollout.policy_version for rollout in rollouts] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "again"),
+    [({0}, [(0, [0])]), ({1, 2}, [(0, [1, 2])]), ({2, 3}, [(0, [2]), (1, [3])]), ({0, 5}, [(0, [0]), (1, [5])])],
+)
+def test_what_has_become_too_old_is_requested_again_and_nothing_else(old, again):
+    servers = Servers()
+    with opened(servers) as prefetch:
+        prefetch.submit(0, requests_of(0, 6))
+        prefetch.wait_for(0)
+        window = prefetch.windows[0]
+        for place in old:
+            window.rollouts[place] = rollouts_of([window.requests[place]], 0)[0]
+        servers.asked = []
+        rollouts, num_dropped = prefetch.collect(0, min_version=1)
+        assert ids_of(rollouts) == list(range(6))
+        assert {rollout.policy_version for rollout in rollouts} == {1}
+        assert (sorted(servers.asked), num_dropped) == (again, len(old))
+
+
+def test_a_server_that_continues_with_old_weights_is_an_error():
+    servers = Servers()
+    with opened(servers) as prefetch:
+        prefetch.submit(3, requests_of(3, 2))
+        with refused("rollout-too-old", "3"):
+            prefetch.collect(3, min_version=2)
+        assert len(servers.asked) == 4
+    servers = Servers()
+    servers.version = 2
+    with opened(servers) as prefetch:
+        prefetch.submit(3, requests_of(3, 2))
+        assert len(prefetch.collect(3, min_version=2)[0]) == 2
+
+
+@pytest.mark.scenario(clauses=["prefetch/a-stuck-prefetcher-is-an-error#1"])
+@pytest.mark.parametrize("error", [RolloutError("no", key="x"), KeyError("choices"), OSError("reset")])
+def test_an_error_of_a_caller_reaches_the_learner_wherever_it_is(error):
+    servers = Servers(1)
+    servers.broken = {2: error}
+    with opened(servers, callers_per_server=1) as prefetch:
+        prefetch.submit(0, requests_of(0, 1))
+        prefetch.collect(0, min_version=1)
+        prefetch.submit(1, requests_of(1, 1))
+        with pytest.raises(type(error)) as caught:
+            in_thread(prefetch.collect, 1, min_version=1).result(timeout=10)
+        assert caught.value is error
+        for word in (prefetch.check, prefetch.quiet().__enter__):
+            with pytest.raises(type(error)):
+                word()
+
+
+class Unheard(Exception):
+    """A kind of error that no list names."""
+
+
+def test_a_caller_that_dies_of_something_unheard_of_is_an_error_of_the_run(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    servers = Servers(1)
+    servers.broken = {1: Unheard()}
+    with opened(servers) as prefetch:
+        prefetch.submit(0, requests_of(0, 1))
+        with refused("prefetch-died", "server 0"):
+            prefetch.collect(0, min_version=1)
+
+
+class Sleepy(Prefetch):
+    """Its callers find nothing to do."""
+
+    def _may_begin(self, server):
+        return False
+
+
+def test_calls_that_nobody_begins_are_an_error_after_a_stated_time(monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.02)
+    servers = Servers(1)
+    prefetch = Sleepy(servers, GREEDY, PrefetchRules(max_windows=2, callers_per_server=1, stuck_after_s=0.2))
+    with prefetch.quiet():
+        pass
+    prefetch.submit(0, requests_of(0, 1))
+    began = time.monotonic()
+    with refused("prefetch-stuck", "prefetch"):
+        prefetch.collect(0, min_version=1)
+    assert 0.2 <= time.monotonic() - began < 5
+    prefetch.close()
+
+
+def test_a_learner_that_waits_before_the_first_sync_is_an_error(monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.02)
+    with opened(Servers(), is_open=False, stuck_after_s=0.1) as prefetch:
+        prefetch.submit(0, requests_of(0, 2))
+        with pytest.raises(PrefetchStuck) as caught:
+            prefetch.collect(0, min_version=1)
+        assert "no sync has let them" in caught.value.problem
+        with prefetch.quiet():
+            pass
+        assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0, 1]
+
+
+def test_a_call_that_takes_longer_than_that_is_none(monkeypatch):
+    monkeypatch.setattr(module, "POLL_S", 0.02)
+    servers = Servers(1)
+    servers.pause_s = 0.4
+    with opened(servers, stuck_after_s=0.1) as prefetch:
+        prefetch.submit(0, requests_of(0, 1))
+        assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0]
+
+
+def test_every_call_is_recorded_once_with_its_time_server_and_version():
+    servers = Servers(2)
+    servers.pause_s = 0.02
+    with opened(servers) as prefetch:
+        prefetch.submit(0, requests_of(0, 3))
+        prefetch.collect(0, min_version=1)
+        calls = sorted(prefetch.take_calls(), key=lambda call: call.item)
+        assert [(call.item.server_index, call.item.start, call.item.stop) for call in calls] == [(0, 0, 2), (1, 2, 3)]
+        assert [(call.policy_version, call.num_tokens) for call in calls] == [(1, 2), (1, 1)]
+        assert all(0.02 <= call.ended - call.began < 5 for call in calls)
+        assert prefetch.spans_of(calls, now=0.0) == [[(call.began, call.ended)] for call in calls]
+        assert prefetch.take_calls() == []

@@ -1,0 +1,185 @@
+"""Requests and their seeds; what a colocated engine does to give its memory to the learner."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.doubles.attached import attaching
+from conformance.doubles.records import make_sample
+from rollmatch.ranks import Ranks
+from rollmatch.records import Sample
+from rollmatch.rollout.backend import Decoding, derive_seed, make_requests
+from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
+
+NUMBERS = st.integers(min_value=0, max_value=2**40)
+GOLDEN = {
+    (0, 0, 0, 0): 821328062,
+    (42, 0, 0, 0): 1297353399,
+    (42, 0, 0, 1): 158699116,
+    (42, 0, 1, 0): 1896493428,
+    (42, 1, 0, 0): 1181570228,
+    (43, 0, 0, 0): 1846948561,
+    (42, 1000000, 7, 511): 475618626,
+}
+"""(run seed, step, rank, index) -> seed: a journal of last year must be repeatable next year."""
+
+
+def sample(index: int) -> Sample:
+    return make_sample(sample_id=index)
+
+
+def prompt_of(some: Sample) -> tuple[int, ...]:
+    return (5, some.sample_id)
+
+
+def test_a_response_is_the_likeliest_of_the_models_own_distribution_unless_more_is_asked_for():
+    plain = Decoding(max_new_tokens=4)
+    assert plain.as_dict() == {
+        "max_new_tokens": 4,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "repetition_penalty": 1.0,
+        "num_beams": 1,
+        "logprobs": False,
+    }
+    assert not replace(plain, temperature=1.0).is_shaped
+
+
+@pytest.mark.parametrize(("place", "seed"), GOLDEN.items())
+def test_seeds_are_the_same_on_every_machine_and_in_every_year(place, seed):
+    run_seed, step, rank, index = place
+    assert derive_seed(run_seed, step=step, rank=rank, index=index) == seed
+
+
+@given(run_seed=NUMBERS, step=NUMBERS, rank=NUMBERS, index=NUMBERS)
+def test_seeds_are_positive_and_fit_into_31_bits(run_seed, step, rank, index):
+    assert 1 <= derive_seed(run_seed, step=step, rank=rank, index=index) < 2**31
+
+
+@pytest.mark.parametrize(("word", "seed"), [(0, 1), (2**31, 1), (1, 1), (2**31 + 5, 5), (2**32 - 1, 2**31 - 1)])
+def test_a_word_that_would_read_as_unset_becomes_one(word, seed, monkeypatch):
+    class Fixed:
+        def __init__(self, entropy):
+            pass
+
+        def generate_state(self, num_words, dtype):
+            return np.array([word], dtype)
+
+    monkeypatch.setattr(np.random, "SeedSequence", Fixed)
+    assert derive_seed(1, step=2, rank=3, index=4) == seed
+
+
+@pytest.mark.scenario(
+    "determinism/seeds-differ-within-a-step-and-between-steps",
+    "determinism/ranks-do-not-repeat-each-other",
+    clauses=["determinism/every-request-has-a-seed-of-its-own#1,2"],
+)
+def test_seeds_differ_over_runs_steps_ranks_and_indices():
+    places = [(r, s, k, i) for r in (0, 42) for s in range(8) for k in range(4) for i in range(32)]
+    assert len({derive_seed(r, step=s, rank=k, index=i) for r, s, k, i in places}) == len(places)
+
+
+def of_rank(source, rank):
+    template = SimpleNamespace(prompt_token_ids=prompt_of)
+    return replace(source, template=template, ranks=Ranks(rank=rank, learner_world_size=2))
+
+
+@pytest.mark.scenario(clauses=["determinism/every-request-has-a-seed-of-its-own#5"])
+def test_an_evaluation_and_requests_made_again_have_seeds_of_their_own(tmp_path):
+    samples = [sample(index) for index in range(4)]
+    with attaching(tmp_path / "journal.jsonl") as make:
+        _, _, source = make(learner_world_size=2)
+        asked = [
+            request
+            for purpose in ("train", "again", "eval")
+            for rank in range(2)
+            for request in of_rank(source, rank).make_requests(samples, 3, purpose=purpose)
+        ]
+    assert len({request.seed for request in asked}) == len({request.request_id for request in asked}) == 24
+
+
+def test_requests_keep_order_and_carry_prompt_id_and_seed():
+    samples = [sample(index) for index in (4, 1, 4)]
+    requests = make_requests(samples, prompt_of=prompt_of, run_seed=42, step=3, rank=1)
+    assert [request.sample for request in requests] == samples
+    assert [request.prompt_token_ids for request in requests] == [(5, 4), (5, 1), (5, 4)]
+    assert [request.request_id for request in requests] == ["3.1.0", "3.1.1", "3.1.2"]
+    assert [r.seed for r in requests] == [derive_seed(42, step=3, rank=1, index=index) for index in range(3)]
+
+
+@given(num_samples=st.integers(0, 20), step=st.integers(0, 10**6), rank=st.integers(0, 63))
+def test_request_ids_are_unique_within_a_step(num_samples, step, rank):
+    requests = [
+        request
+        for some_rank in (rank, rank + 1)
+        for request in make_requests(
+            [sample(i) for i in range(num_samples)], prompt_of=prompt_of, run_seed=1, step=step, rank=some_rank
+        )
+    ]
+    assert len({request.request_id for request in requests}) == len(requests) == 2 * num_samples
+
+
+class Engine:
+    """Writes down what it is asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.llm_engine = SimpleNamespace(reset_encoder_cache=lambda: None)
+
+    def sleep(self, *, level):
+        self.asked.append(f"sleep {level}")
+
+    def wake_up(self, *, tags):
+        self.asked += [f"wake {tag}" for tag in tags]
+
+    def apply_model(self, work):
+        work(SimpleNamespace(load_weights=lambda weights: self.asked.append(f"load {[name for name, _ in weights]}")))
+
+    def reset_prefix_cache(self):
+        pass
+
+
+@pytest.fixture
+def backend_of(monkeypatch):
+    def make(*, sleeps):
+        monkeypatch.setattr("rollmatch.rollout.vllm_colocate._open_engine", lambda settings, ranks: Engine())
+        settings = EngineSettings(model="m", dtype="float32", max_model_len=8, sleeps=sleeps)
+        backend = VllmColocateBackend(settings, template=SimpleNamespace(load_images=None), ranks=None)
+        return backend, backend._engine.asked
+
+    return make
+
+
+def weights():
+    return [("w", torch.zeros(1))]
+
+
+def test_new_weights_wake_the_memory_of_weights_first_and_the_cache_last(backend_of):
+    backend, asked = backend_of(sleeps=True)
+    backend.push(weights(), version=1)
+    backend.rest()
+    backend.rest()  # a step that asked for nothing
+    backend.push(weights(), version=2)
+    assert asked == ["load ['w']", "sleep 1", "wake weights", "load ['w']", "wake kv_cache"]
+
+
+def test_rollouts_by_the_same_weights_wake_everything_once(backend_of):
+    backend, asked = backend_of(sleeps=True)
+    backend.push(weights(), version=1)
+    backend.rest()
+    assert backend.generate([], decoding=None) == backend.generate([], decoding=None) == []
+    assert asked[1:] == ["sleep 1", "wake weights", "wake kv_cache"]
+
+
+def test_an_engine_that_does_not_sleep_keeps_its_memory(backend_of):
+    backend, asked = backend_of(sleeps=False)
+    backend.push(weights(), version=1)
+    backend.rest()
+    backend.generate([], decoding=None)
+    assert asked == ["load ['w']"]

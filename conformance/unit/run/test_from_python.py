@@ -1,0 +1,133 @@
+"""A run from Python: keys, records and functions in place of files and names."""
+
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from conformance.doubles.digits import ROOT
+from conformance.doubles.refusals import refused
+from rollmatch import GRPOTrainer, VinePPOMCTSTrainer, VinePPOTrainer, train
+from rollmatch.config import load_config
+from rollmatch.config.layers import nested
+from rollmatch.journal import read_journal
+from rollmatch.run.directory import JOURNAL
+
+DATA = [{"prompt": f"{one} + 5 =", "metadata": {"sum": one + 5}} for one in range(10, 14)]
+
+
+def right(answer, sample):
+    return float(answer == str(sample.metadata["sum"]))
+
+
+def lengths(completions, sum, **columns):
+    assert len(sum) == len(completions)
+    return [len(text) for text in completions]
+
+
+def keys(folder):
+    return {
+        "model": {"model": str(ROOT / "fixtures/models/arithmetic"), "torch_dtype": "float32"},
+        "training.output_dir": str(folder / "run"),
+        "training": {"max_steps": 1, "per_device_train_batch_size": 2, "report_to": "none"},
+        "global_max_length": 64,
+        "custom.extra.grpo.num_generations": 2,
+        "custom.extra.rollout_matching": {
+            "rollout_backend": "hf",
+            "max_new_tokens": 4,
+            "rollout_generate_batch_size": 4,
+            "decoding.temperature": 1.0,
+        },
+    }
+
+
+def written(folder):
+    paths = sorted((folder / "run-data").iterdir())
+    return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+
+
+def test_a_refused_run_leaves_the_records_of_the_run_before(tmp_path):
+    """In a thread, too, where no signal can be taken."""
+    with ThreadPoolExecutor() as pool:
+        out = pool.submit(train, keys(tmp_path), train_data=DATA, rewards=[right]).result()
+    with refused("run-directory-taken", "training.output_dir"):
+        train(keys(tmp_path), train_data=DATA[:2], rewards=[right])
+    config = load_config(out / "resolved.yaml")
+    assert [json.loads(line) for line in Path(config.custom.train_jsonl).read_text().splitlines()] == DATA
+    assert sorted(written(tmp_path), key=len) == [DATA[:2], DATA]
+
+
+def test_records_and_functions_make_a_run(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    (tmp_path / "held_out.jsonl").write_text(json.dumps(DATA[0]))
+    config = keys(tmp_path / "new") | {"custom.val_jsonl": tmp_path / "held_out.jsonl"}
+    out = train(config, train_data=iter(DATA), rewards=[right, (lengths, 0.5)])
+    assert signal.getsignal(signal.SIGINT) is before
+    assert written(tmp_path / "new") == [DATA]
+    [run], [step] = ([one for one in read_journal(out / JOURNAL) if one["event"] == kind] for kind in ("run", "step"))
+    assert (run["num_train_samples"], run["num_val_samples"], run["num_eval_samples"]) == (4, 1, 1)
+    assert step["segments"] == 4
+    assert {"reward/right", "reward/lengths"} <= step.keys() | step.get("metrics", {}).keys()
+    assert (out / "checkpoint-1").exists()
+
+
+@pytest.mark.parametrize("function", [lambda answer, sample: 1.0, partial(right, sample=None)])
+def test_a_function_without_a_name_is_refused_before_anything_is_written(tmp_path, function):
+    with refused("reward-not-importable", "rewards"):
+        train(keys(tmp_path), train_data=DATA, rewards=[function])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_directory_is_refused(tmp_path):
+    values = {name: value for name, value in keys(tmp_path).items() if name != "training.output_dir"}
+    with refused("missing-key", "training.output_dir"):
+        train(values, train_data=DATA, rewards=[right])
+
+
+@pytest.mark.parametrize("trainer", [GRPOTrainer, VinePPOTrainer, VinePPOMCTSTrainer])
+def test_a_trainer_takes_the_arguments_of_trl(tmp_path, trainer):
+    """Chats below ``prompt`` and columns beside it, as in data sets for TRL."""
+    rows = [{"prompt": [{"role": "user", "content": row["prompt"]}], **row["metadata"]} for row in DATA]
+    model = keys(tmp_path)["model"]["model"]
+    config = keys(tmp_path) | {"custom.extra.vineppo.num_continuations": 2, "model": {"torch_dtype": "float32"}}
+    out = trainer(model, [lengths, (right, 0.5)], train_dataset=rows, config=config).train()
+    [step] = [event for event in read_journal(out / "journal.jsonl") if event["event"] == "step"]
+    assert step["segments"] == 4
+    assert any("continuation" in name for name in step) == (trainer is not GRPOTrainer)
+
+
+def test_a_model_is_named_once(tmp_path):
+    with refused("given-twice", "model.model"):
+        GRPOTrainer("other", right, train_dataset=DATA, config=keys(tmp_path))
+    GRPOTrainer(keys(tmp_path)["model"]["model"], right, train_dataset=DATA, config=keys(tmp_path))
+
+
+def test_a_picture_in_a_record_is_refused_by_row(tmp_path):
+    for bad in ({"prompt": "?", "images": [object()]}, {"prompt": "half a character: \ud83d"}):
+        with refused("record-not-json", "train_data[1]"):
+            train(keys(tmp_path), train_data=[DATA[0], bad], rewards=[right])
+    assert written(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config", "problem"),
+    [
+        ({"train_data": [None]}, {}, ("record-not-json", "train_data[0]")),
+        ({"rewards": ["my:right"]}, {}, ("reward-not-importable", "rewards")),
+        ({"existing": "again"}, {}, ("not-a-choice", "existing")),
+        ({}, {1: 2}, ("key-not-text", "config")),
+        ({}, {"custom.extra.grpo.rewards": [{"function": "m:f"}]}, ("given-twice", "custom.extra.grpo.rewards")),
+    ],
+)
+def test_arguments_that_nothing_fits_are_named(tmp_path, arguments, config, problem):
+    with refused(*problem):
+        train(**{"config": keys(tmp_path) | config, "train_data": DATA, "rewards": [right]} | arguments)
+
+
+def test_a_path_is_a_text_in_the_configuration(tmp_path):
+    assert nested({"training.output_dir": tmp_path, "a": {"b": tmp_path}}) == {
+        "training": {"output_dir": str(tmp_path)}, "a": {"b": str(tmp_path)}
+    }  # fmt: skip

@@ -1,0 +1,92 @@
+"""What keys make of an objective, beside those that are handed on as they are."""
+
+from unittest.mock import Mock
+
+import pytest
+
+from conformance.doubles.configs import config_with
+from conformance.scenarios.grpo_server_mode.test_grpo_groups import GRPO
+from conformance.unit.objectives.test_defaults import VINEPPO, AsTemplate
+from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences
+from rollmatch.objectives.vineppo.value import ContinuationValues
+from rollmatch.run import vineppo_objective
+from rollmatch.run.objectives import make_objective
+
+STEPS = "custom.extra.vineppo.steps"
+PLAYED = ("custom.extra.environment.name=fixtures.lock.task:make", "custom.extra.grpo.rewards=[]")
+LENGTHS = ("~.max_new_tokens=64", "custom.extra.environment.max_response_tokens=99")
+
+
+def objective_of(*overrides):
+    return make_objective(config_with(*overrides), AsTemplate())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "old", "corrects"),
+    [
+        *(((), "current", True), (("old_logprobs=server",), "server", False)),
+        (("num_iterations=2", "correction_cap=2"), "recomputed", True),
+        (("correction_cap=null",), "current", False),
+    ],
+)
+def test_older_weights_are_corrected_where_a_cap_says_so_and_their_values_are_computed_again(overrides, old, corrects):
+    rules = objective_of(*GRPO, *(f"custom.extra.grpo.{each}" for each in overrides)).logprob_rules
+    assert (rules.old, rules.corrects, rules.reference_in_batch) == (old, corrects, False)
+
+
+@pytest.mark.parametrize(("environment", "most"), [((), 64), (PLAYED, 99)])
+def test_the_constant_of_a_loss_is_the_longest_response_or_episode(monkeypatch, environment, most):
+    monkeypatch.setattr("rollmatch.run.objectives.make_world", lambda *_: None)
+    assert objective_of(*GRPO, *LENGTHS, *environment).policy_rules.max_new_tokens == most
+
+
+@pytest.mark.parametrize(("weight", "corrects"), [("0", False), ("0.5", True)])
+def test_training_and_evaluation_match_by_gates_of_their_own(weight, corrects):
+    keys = ("maskiou_gate=0.3", "eval_iou=0.7", "candidate_top_k=3", "fp_cost=2", "fn_cost=5", "maskiou_resolution=9")
+    objective = objective_of(*(f"~.{key}" for key in keys), f"~.desc_ce_weight_matched={weight}")
+    assert (objective.target.corrects_descs, objective.eval_target.corrects_descs) == (corrects, False)
+    gates = [target.match_rules.maskiou_gate for target in (objective.target, objective.eval_target)]
+    assert gates == [0.3, 0.7]
+    rules = objective.target.match_rules
+    assert (rules.candidate_top_k, rules.fp_cost, rules.fn_cost, rules.maskiou_resolution) == (3, 2, 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind", "reads"),
+    [
+        *(((f"{STEPS}=lines",), Lines, False), ((f"{STEPS}=sentences",), Sentences, False)),
+        *(((f"{STEPS}=tokens",), FixedTokens, False), ((f"{STEPS}=low_probability",), LowProbability, True)),
+        ((f"{STEPS}=lines", "custom.extra.vineppo.search.select=puct"), Lines, True),
+    ],
+)
+def test_steps_are_split_as_named_and_probabilities_are_read_where_they_count(overrides, kind, reads):
+    objective = objective_of(*VINEPPO, *overrides, "custom.extra.vineppo.max_steps=null")
+    assert (type(objective.splitter), objective.reads_logprobs) == (kind, reads)
+    bounded = objective_of(*VINEPPO, *overrides, "custom.extra.vineppo.max_steps=3").splitter
+    assert (type(bounded), type(bounded.splitter), bounded.num_steps) == (AtMost, kind, 3)
+
+
+def test_continuations_and_searches_have_the_numbers_of_their_keys():
+    values = objective_of(*VINEPPO, "custom.extra.vineppo.num_continuations=5").valuer
+    assert isinstance(values, ContinuationValues)
+    assert values.rules.num_continuations == 5
+    search = "custom.extra.vineppo.search"
+    keys = (f"{search}.num_rounds=3", f"{search}.num_per_round=4", f"{search}.num_least=2")
+    tree = objective_of("custom.trainer_variant=vineppo_mcts", *VINEPPO[1:], *keys).valuer
+    assert (tree.budget.num_rounds, tree.budget.num_per_round, tree.budget.num_least) == (3, 4, 2)
+
+
+@pytest.mark.parametrize("observations", ["chat", "text"])
+def test_turns_are_rendered_once_before_anything_starts_where_observations_are_a_chat(monkeypatch, observations):
+    monkeypatch.setattr(vineppo_objective, "load_configured_environment", lambda _: Mock())
+    template = Mock()
+    template.reply_token_ids.return_value = template.text_token_ids.return_value = (7,)
+    config = config_with(*GRPO, *PLAYED, *LENGTHS, f"custom.extra.environment.observations={observations}")
+    runner = vineppo_objective.make_world(config, template)
+    assert [(call.args, call.kwargs) for call in template.reply_token_ids.call_args_list] == (
+        [(("",), {"is_stopped": True})] if observations == "chat" else []
+    )
+    for _ in range(2):
+        assert runner.reply("seen") == (7,)
+    used = template.reply_token_ids if observations == "chat" else template.text_token_ids
+    assert [call.args for call in used.call_args_list].count(("seen",)) == 1, "the same words come again and again"

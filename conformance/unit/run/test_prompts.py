@@ -1,0 +1,121 @@
+"""Prompts are counted before a model is loaded: which are compared with the processor's, left out or refused."""
+
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from conformance.doubles.digits import ROOT, load_digits
+from conformance.doubles.refusals import refused
+from rollmatch.config import effective, load_config
+from rollmatch.model.template import PromptUncuttable
+from rollmatch.records import Sample
+from rollmatch.run.prompts import check_packing, fit_prompts
+
+LIMIT = effective.max_prompt_len(load_digits())
+
+
+class CountedTemplate:
+    """Prompts have the length that is their sample's id; no prompt can be cut."""
+
+    options = SimpleNamespace(max_prompt_len=None)
+
+    def __init__(self):
+        self.compared = []
+
+    def prompt_length(self, sample):
+        return sample.sample_id
+
+    def check_expansion(self, sample):
+        self.compared.append(sample.sample_id)
+
+
+class CuttingTemplate(CountedTemplate):
+    """Prompts of an even length can be cut."""
+
+    options = SimpleNamespace(max_prompt_len=LIMIT)
+
+    def prompt_token_ids(self, sample):
+        if sample.sample_id % 2:
+            raise PromptUncuttable("no text to cut")
+
+
+def samples_of(*lengths, images=("a.png",)):
+    return [Sample(sample_id=length, origin=f"x.jsonl:{length}", images=images) for length in lengths]
+
+
+def test_prompts_that_can_be_cut_count_as_long_as_the_limit():
+    odd = LIMIT + 2 - LIMIT % 2 - 1
+    samples = samples_of(3, odd, odd + 1, odd + 3)
+    fit = fit_prompts(load_digits("overlong=truncate_left"), CuttingTemplate(), samples)
+    assert fit.lengths == (3, *(min(length, LIMIT) for length in (odd, odd + 1, odd + 3) if length % 2 == 0))
+    assert (fit.num_skipped, fit.num_cut, fit.longest) == (1, 2, odd + 3)
+
+
+def test_the_first_of_the_longest_is_named():
+    first, second = samples_of(9, 9)
+    second = replace(second, origin="x.jsonl:second")
+    assert fit_prompts(load_digits(), CountedTemplate(), [*samples_of(3), first, second]).origin == first.origin
+
+
+ROLLOUT = "custom.extra.rollout_matching"
+NARROW = ("global_max_length=10", f"{ROLLOUT}.max_new_tokens=1", f"{ROLLOUT}.vllm.max_model_len=null")
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "lengths", "least"),
+    [
+        *((4, 1, [5, 5], 4 + 2 * 3), (4, 2, [5, 5], 8 + 2 * 6), (4, 1, [10], 4 + 2 * 3)),
+        *((4, 2, [1, 7], 8 + 2 * 2), (4, 1, [1], 4), (3, 1, [3], 3 + 2 * 1)),
+    ],
+)
+@pytest.mark.parametrize("duration", [{"max_steps": 3}, {"max_steps": -1, "num_train_epochs": 2}])
+def test_the_buffer_holds_what_rows_leave_of_each_step(batch, rows, lengths, least, duration):
+    """A segment has its prompt and one token; six segments of six tokens wait where two rows of ten take one each."""
+    settings = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": rows, **duration}
+
+    def check(buffer, *more):
+        set_to = [f"training.{key}={value}" for key, value in (settings | {"packing_buffer": buffer}).items()]
+        config = load_digits(*NARROW, *set_to, "training.packing=true", *more)
+        check_packing(config, lengths, num_samples=3 * batch * rows, learner_world_size=2)
+
+    check(least)
+    with refused("packing-buffer-full", problem=f"{batch * rows} segments come into {rows} rows of 10 tokens"):
+        check(least - 1)
+    check(least - 1, "training.packing=false")
+
+
+@pytest.mark.parametrize(("buffer", "code"), [(14, "packing-buffer-full"), (15, None)])
+def test_every_completion_of_a_group_is_a_segment_and_a_data_set_that_was_counted_has_no_other_size(buffer, code):
+    path = ROOT / "fixtures/arithmetic/grpo.yaml"
+    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "num_train_epochs": 1}
+    settings |= {"max_steps": -1, "packing": True, "packing_buffer": buffer}
+    set_to = [f"training.{key}={json.dumps(value)}" for key, value in settings.items()]
+    config = load_config(path, [*NARROW, *set_to, "custom.extra.grpo.num_generations=4"])
+    with refused(code) if code else nullcontext():
+        check_packing(config, [9] * 4, learner_world_size=1)
+
+
+def test_the_first_and_the_longest_prompt_with_images_are_compared_with_the_processor_s():
+    template = CountedTemplate()
+    fit = fit_prompts(load_digits(), template, [*samples_of(30, images=()), *samples_of(7, 5, 9, 8)])
+    assert template.compared == [7, 9]
+    assert (fit.longest, fit.origin, fit.lengths) == (30, "x.jsonl:30", (30, 7, 5, 9, 8))
+    assert fit.figures() == {"longest": 30, "limit": LIMIT, "num_skipped": 0, "num_truncated": 0}
+    fit_prompts(load_digits(), template := CountedTemplate(), samples_of(4))
+    assert template.compared == [4]
+    fit_prompts(load_digits(), template := CountedTemplate(), samples_of(4, images=()))
+    assert template.compared == []
+
+
+def test_the_longest_prompt_fits_and_a_token_more_is_skipped_or_refused():
+    samples = samples_of(LIMIT + 1, LIMIT, 3, LIMIT + 2)
+    fit = fit_prompts(load_digits("overlong=skip"), CountedTemplate(), samples)
+    assert [sample.sample_id for sample in fit.samples] == [LIMIT, 3]
+    assert (fit.longest, fit.origin, fit.num_skipped, fit.num_cut) == (LIMIT + 2, f"x.jsonl:{LIMIT + 2}", 2, 0)
+    with refused("prompt-too-long", problem=f"2 of 4 prompts have more than {LIMIT} tokens", remedy="Raise it by 2,"):
+        fit_prompts(load_digits("overlong=error"), CountedTemplate(), samples)
+    with refused("prompt-too-long", problem="all 1 prompts have more"):
+        fit_prompts(load_digits("overlong=skip"), CountedTemplate(), samples[:1])

@@ -1,0 +1,1 @@
+from conformance.doubles.server_fixtures import *  # noqa: F403

@@ -1,0 +1,90 @@
+"""The learner's client and a real server: after a sync, greedy rollouts are those of ``transformers``, float32."""
+
+import pytest
+
+from conformance.doubles.adapters import perturb_adapters
+from conformance.doubles.digits import BRIEF, load_model, template_of, tokens_of
+from conformance.doubles.learner_side import connected, rendezvous
+from rollmatch.config.training import TunerConfig
+from rollmatch.dialects.swift.client import SwiftDialect
+from rollmatch.dialects.trl.client import TrlDialect
+from rollmatch.dialects.trl.sender import TrlSender
+from rollmatch.model.checkpoint import merged_weights
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.fence import SyncMode
+from rollmatch.rollout.hf import HfBackend
+from rollmatch.rollout.servers import VllmServerBackend
+from rollmatch.weights.named_weights import named_weights
+
+pytestmark = pytest.mark.engine
+
+EVERYWHERE = r"model\.(visual|language_model)\..*\.(qkv|proj|linear_fc1|q_proj|v_proj|down_proj)"
+"""Linear layers of the vision tower and of the language model."""
+
+
+def adapted(*, use_dora, seed=1):
+    """A policy whose adapters, the vision tower's too, change what it writes."""
+    model = load_model(TunerConfig(train_type="lora", use_dora=use_dora, target_regex=EVERYWHERE))
+    return perturb_adapters(model, seed=seed)
+
+
+def merged_copy(model):
+    """The same policy without adapters."""
+    copy = load_model()
+    copy.load_state_dict(dict(merged_weights(model)), strict=False)
+    return copy
+
+
+def expected_of(model, requests):
+    return tokens_of(HfBackend(model, template_of(), batch_size=len(requests)).generate(requests, BRIEF))
+
+
+def test_greedy_rollouts_follow_every_full_sync(backend, policies, scene_requests):
+    for policy in (policies[1], policies[2]):
+        version = backend.policy_version + 1
+        backend.push(policy.weights.items(), version=version)
+        rollouts = backend.generate(scene_requests, BRIEF)
+        assert tokens_of(rollouts) == policy.responses
+        assert {rollout.policy_version for rollout in rollouts} == {version}
+        assert [rollout.request_id for rollout in rollouts] == [r.request_id for r in scene_requests]
+    assert backend.is_current()
+
+
+@pytest.mark.scenario("weight-sync/greedy-output-follows-the-merged-model")
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_merged_adapters_of_the_vision_tower_too_arrive(backend, scene_requests, use_dora):
+    model = adapted(use_dora=use_dora)
+    backend.push(named_weights(model), version=backend.policy_version + 1)
+    assert tokens_of(backend.generate(scene_requests, BRIEF)) == expected_of(merged_copy(model), scene_requests)
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_an_adapter_alone_is_merged_by_the_server_bit_for_bit(backend, scene_requests, use_dora):
+    """Also the second one, which is announced by name."""
+    mode = SyncMode("adapter", fallback_to_full=False)
+    for seed in (1, 2):
+        model = adapted(use_dora=use_dora, seed=seed)
+        assert mode.push(backend, named_weights(model), version=backend.policy_version + 1) == "adapter"
+        assert tokens_of(backend.generate(scene_requests, BRIEF)) == expected_of(merged_copy(model), scene_requests)
+
+
+def test_the_prompt_that_the_engine_saw_is_the_learners(backend, policies, scene_requests):
+    backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
+    template = template_of()
+    for request, rollout in zip(scene_requests, backend.generate(scene_requests, BRIEF), strict=True):
+        prompt = template.expand(request.prompt_token_ids, template.image_features(request.sample))
+        template.check_alignment(request.sample, prompt, rollout)
+
+
+@pytest.mark.parametrize("kind", [SwiftDialect, TrlDialect])
+def test_the_older_dialects_carry_weights_and_rollouts_too(instance, policies, scene_requests, kind):
+    server = connected(instance.server.url)
+    server.dialect = kind(server.base_url)  # the client would speak native to a server that knows it
+    sender = TrlSender([server], [rendezvous()])
+    backend = VllmServerBackend([server], template_of(), Ranks(), sender=sender)
+    try:
+        for policy in (policies[1], policies[2]):
+            backend.push(policy.weights.items(), version=backend.policy_version + 1)
+            assert tokens_of(backend.generate(scene_requests, BRIEF)) == policy.responses
+    finally:
+        backend.close()

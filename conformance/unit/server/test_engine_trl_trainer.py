@@ -1,0 +1,64 @@
+"""An unmodified ``GRPOTrainer`` of TRL trains with our server, over gloo: the server then holds what it has learned."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import requests
+import torch
+from transformers import AutoModelForCausalLM
+
+from conformance.doubles.digits import ROOT
+from conformance.doubles.instance import free_port, running
+from conformance.tools.outside_tools import trl_command
+
+pytestmark = [pytest.mark.engine, pytest.mark.trl]
+MODEL, PLUGGED = ROOT / "fixtures/models/arithmetic", ROOT / "conformance/judge/servers/plugged"
+NUM_STEPS, TIMEOUT_S = 3, 400
+SCRIPT = """
+import sys
+import trl_on_a_cpu
+trl_on_a_cpu.stand_in_for_nccl()
+from trl import GRPOTrainer
+url, port, model, steps, out = sys.argv[1:]
+train = GRPOTrainer.train
+
+def train_and_save(trainer):
+    train(trainer)
+    trainer.vllm_generation.sync_weights()
+    trainer.save_model(out)
+
+GRPOTrainer.train = train_and_save
+trl_on_a_cpu.train(url, int(port), model, int(steps), out)
+"""
+
+
+def greedy(url, prompt):
+    body = {"prompts": [prompt], "max_tokens": 8, "temperature": 0.0, "generation_kwargs": {"ignore_eos": True}}
+    reply = requests.post(f"{url}/generate/", json=body, timeout=60)
+    answered = reply.json()
+    values = [value for (value,) in answered["logprobs"][0]]
+    return answered["completion_ids"][0], torch.tensor(values), int(reply.headers["x-policy-version"])
+
+
+@torch.no_grad()
+def logprobs_of(model, prompt, ids):
+    rows = model(torch.tensor([[*prompt, *ids]])).logits.log_softmax(-1)[0]
+    return torch.stack([rows[len(prompt) - 1 + place, token_id] for place, token_id in enumerate(ids)])
+
+
+def test_the_server_holds_what_trl_s_trainer_has_learned(tmp_path: Path):
+    python, out = Path(trl_command()).parent / "python", tmp_path / "out"
+    paths = os.pathsep.join([str(PLUGGED), os.environ.get("PYTHONPATH", "")])
+    with running(tmp_path / "log", fork=False, model=str(MODEL), max_model_len=64) as server:
+        command = [str(python), "-c", SCRIPT, server.url, str(free_port()), str(MODEL), str(NUM_STEPS), str(out)]
+        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        learned, first = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (out, MODEL))
+        for prompt in ([5, 6, 7], [8, 9], [10, 11, 12, 13]):
+            ids, values, version = greedy(server.url, prompt)
+            assert version >= NUM_STEPS
+            assert torch.allclose(values, logprobs_of(learned, prompt, ids), atol=1e-3)
+            assert not torch.allclose(values, logprobs_of(first, prompt, ids), atol=1e-2)

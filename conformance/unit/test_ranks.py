@@ -1,0 +1,71 @@
+"""Two real gloo processes tell each other what they know; a process alone needs no torch.distributed."""
+
+import json
+import sys
+
+import pytest
+
+from conformance.doubles.started import finish_ranks
+from rollmatch import ranks as ranks_module
+from rollmatch.ranks import Ranks
+
+SCRIPT = """
+import json, pathlib, sys, time
+import torch.distributed as dist
+from rollmatch.ranks import Ranks
+
+folder, ranks = pathlib.Path(sys.argv[1]), Ranks.from_environment()
+dist.init_process_group("gloo")
+results = {"place": [ranks.rank, ranks.learner_world_size, ranks.is_primary]}
+results["sum"] = ranks.sum([[1.0, 2.0**40], [2.0**-40, 0.5]][ranks.rank])
+results["gather"] = ranks.gather([{"rank": ranks.rank}, None][ranks.rank])
+if ranks.rank == 1:
+    time.sleep(0.3)
+    (folder / "late").touch()
+ranks.barrier()
+results["waited"] = (folder / "late").exists()
+(folder / f"rank{ranks.rank}.json").write_text(json.dumps(results))
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What each of two ranks saw."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "results.py").write_text(SCRIPT)
+    finish_ranks(folder, 2, sys.executable, str(folder / "results.py"), str(folder))
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_a_rank_knows_its_place(results):
+    assert [each["place"] for each in results] == [[0, 2, True], [1, 2, False]]
+
+
+def test_a_sum_is_the_same_on_all_ranks_and_exact_in_float64(results):
+    assert [each["sum"] for each in results] == [[1.0 + 2.0**-40, 2.0**40 + 0.5]] * 2
+
+
+def test_gathered_items_come_in_rank_order_on_every_rank(results):
+    assert [each["gather"] for each in results] == [[{"rank": 0}, None]] * 2
+
+
+def test_nobody_passes_a_barrier_before_the_last_has_come(results):
+    assert [each["waited"] for each in results] == [True, True]
+
+
+def test_a_plain_process_is_rank_0_of_1(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert Ranks.from_environment() == Ranks(rank=0, learner_world_size=1)
+    assert Ranks.from_environment().is_primary
+
+
+def test_a_rank_alone_touches_no_process_group(monkeypatch):
+    monkeypatch.setattr(ranks_module, "dist", None)
+    alone, item = Ranks(), object()
+    alone.barrier()
+    assert alone.sum((0.1, 2**60)) == [0.1, 2**60]
+    assert alone.gather(item) == [item]
+    with pytest.raises(AttributeError):
+        Ranks(learner_world_size=2).barrier()

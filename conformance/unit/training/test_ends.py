@@ -1,0 +1,41 @@
+"""Runs that have nothing left to learn, or nothing left to learn with."""
+
+from types import SimpleNamespace
+
+from conformance.doubles.refusals import refused
+from conformance.doubles.small_run import events, make_trainer
+from rollmatch.run.callbacks import RunWatcher
+
+
+def watched(folder, *overrides):
+    trainer = make_trainer(folder, "training.save_steps=1", *overrides, is_shallow=True)
+    watcher = RunWatcher(None, min_fill=None)
+    watcher.trainer = trainer
+    trainer.add_callback(watcher)
+    return trainer, watcher
+
+
+def test_a_run_that_is_resumed_at_its_end_learns_nothing_more(tmp_path):
+    for checkpoint in (None, str(tmp_path / "checkpoint-1")):
+        trainer, _ = watched(tmp_path)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        assert trainer.state.global_step == 1
+        assert len(events(trainer, "step")) == 1
+    trainer.evaluate()
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_its_weights_are_saved(tmp_path):
+    trainer, _ = watched(tmp_path, "training.max_steps=3", "training.learning_rate=1e30", "training.max_grad_norm=0")
+    with refused("loss-not-finite", "training.learning_rate", problem="step 2"):
+        trainer.train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+
+
+def test_all_ranks_end_where_the_loss_of_one_is_no_number(tmp_path):
+    _, watcher = watched(tmp_path)
+    watcher.trainer = SimpleNamespace(
+        report=SimpleNamespace(is_finite=True),
+        source=SimpleNamespace(ranks=SimpleNamespace(gather=lambda own: [own, False])),
+    )
+    with refused("loss-not-finite", "training.learning_rate"):
+        watcher.on_step_end(None, SimpleNamespace(global_step=7), None)

@@ -1,0 +1,1 @@
+from conformance.doubles.weights_fixtures import *  # noqa: F403

@@ -1,0 +1,115 @@
+"""A worker's receiver: what was dropped while it arrived does not spoil what comes next."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conformance.doubles.refusals import refused
+from rollmatch.weights.digest import digest_of
+from rollmatch.weights.plan import Spec
+from rollmatch.weights.transfer_plan import TransferPlan
+from rollmatch.weights.worker.receiver import Receiver
+
+
+class ReceiverGroup:
+    """Every broadcast carries ones, and ends when it may."""
+
+    rank = 0
+
+    def __init__(self):
+        self.may_end = threading.Event()
+
+    def begin(self, memory):
+        memory.fill_(1)
+        return self.may_end.wait
+
+    def close(self):
+        pass
+
+
+def plan(digest, **fields):
+    return TransferPlan(tensors=(Spec("a", "uint8", (4,)),), buckets=(1,), digests=(digest.hex(),), **fields)
+
+
+def settle(receiver):
+    receiver.wait(20)
+    assert not receiver.progress().is_busy
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_mismatch_of_what_was_dropped_is_no_failure(dropped):
+    group, right = ReceiverGroup(), digest_of(torch.ones(4, dtype=torch.uint8))
+    receiver = Receiver.joining(lambda: group)
+    receiver.begin(plan(bytes(16)))
+    if dropped:
+        receiver.drop()
+    group.may_end.set()
+    if dropped:
+        settle(receiver)
+    else:
+        with refused("digest-mismatch", "a"):
+            settle(receiver)
+        receiver.drop()
+    receiver.begin(plan(right))
+    settle(receiver)
+    assert receiver.take()["a"].tolist() == [1, 1, 1, 1]
+    receiver.close()
+
+
+def test_a_plan_is_named_again_by_the_last_one_that_may_be():
+    group = ReceiverGroup()
+    group.may_end.set()
+    receiver = Receiver.joining(lambda: group)
+    right = digest_of(torch.ones(4, dtype=torch.uint8))
+    receiver._receive = lambda plan, received: None  # without a hand-shake
+    first = plan(right, sync_id="1", may_repeat=True)
+    receiver.begin(first)
+    assert receiver.known_plan("2", like="1") == replace(first, sync_id="2")
+    assert receiver.known_plan("3", like="1").tensors is first.tensors
+    receiver.begin(receiver.known_plan("3", like="1"))
+    receiver.begin(plan(right, sync_id="4"))
+    assert receiver.known_plan("5", like="1").sync_id == "5"
+    for unknown in ("2", "3", "4", ""):
+        with refused("communicator-missing", "like"):
+            receiver.known_plan("6", like=unknown)
+    receiver.close()
+
+
+def test_a_receiver_reports_the_share_of_tensors_that_arrived():
+    group = ReceiverGroup()
+    receiver = Receiver.joining(lambda: group)
+    settle(receiver)
+    receiver.begin(plan(digest_of(torch.ones(4, dtype=torch.uint8))))
+    progress = receiver.progress()
+    assert (progress.is_busy, progress.share) == (True, 0.0)
+    receiver._received.digests["a"] = ""  # as if it had come
+    assert receiver.progress().share == 1.0
+    group.may_end.set()
+    settle(receiver)
+    receiver.close()
+
+
+def test_a_receiver_outlives_what_it_cannot_receive():
+    """A thread that ended would leave every later sync waiting."""
+    group = ReceiverGroup()
+    group.may_end.set()
+    receiver = Receiver.joining(lambda: group)
+    settle(receiver)
+    receiver.begin(TransferPlan(tensors=(Spec("a", "no such type", (4,)),), buckets=(1,)))
+    with refused("transfer-failed"):
+        settle(receiver)
+    receiver.drop()
+    receiver.begin(plan(digest_of(torch.ones(4, dtype=torch.uint8))))
+    settle(receiver)
+    assert receiver.take()["a"].tolist() == [1, 1, 1, 1]
+    receiver.close()
+
+
+def test_a_group_that_cannot_be_opened_is_a_failure_and_no_success():
+    def fail():
+        raise TypeError("a world of 2**40")
+
+    with refused("transfer-failed"):
+        settle(Receiver.joining(fail))
