@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import yaml
-from conformance.cli.started import started_ranks
 from PIL import Image
 from safetensors.torch import load_file
 from torch.nn import functional
 
 import rollmatch
+from conformance.doubles.started import started_ranks
 from conformance.draws.models import model_directory
 from conformance.draws.servers import scripted
 from conformance.oracle.defaults import tree_of

@@ -4,11 +4,11 @@ import io
 import struct
 from contextlib import contextmanager
 
-from conformance.ports import free_port
-from conformance.weights.native_double import ROUTES, NativeDouble, serving
 from PIL import Image
 from safetensors.torch import load_file
 
+from conformance.doubles.native_double import ROUTES, NativeDouble, serving
+from conformance.judge.ports import free_port
 from conformance.oracle.script import write
 
 
