@@ -194,7 +194,7 @@ def record_of(row: Mapping[str, object]) -> dict[str, object]:
     columns = {name: value for name, value in row.items() if name not in FIELDS}
     if isinstance(record.get("prompt"), list):
         record = {("messages" if name == "prompt" else name): value for name, value in record.items()}
-    given = record.get("metadata", {})
+    given = record.get("metadata") or {}
     return record | {"metadata": given | columns} if columns and isinstance(given, dict) else record
 
 

@@ -113,6 +113,7 @@ def test_pycocotools_reads_what_is_written(coco, tmp_path):
         (lambda d: d["annotations"][1].update(category_id=5), ["id 2", "category_id 5"]),
         (lambda d: d["categories"][1].update(name="two  spaces"), ["desc", "two  spaces"]),
         (lambda d: d["annotations"][1].update(image_id=8), ["not listed", "8"]),
+        (lambda d: d["images"].append(d["images"][0] | {"file_name": "b.jpg"}), ["two images have id 7"]),
         (lambda d: d["images"][0].update(width=None), ["id 7", "width"]),
         (lambda d: d["images"][0].update(file_name="gone.jpg"), ["gone.jpg"]),
         (lambda d: d["images"][0].update(width=480), ["640 x 480"]),
@@ -130,6 +131,21 @@ def test_a_bad_entry_is_named_and_left_out_only_on_request(coco, tmp_path, capsy
     assert "skipped 1 bad entries" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"id": 90, "name": "dog"}, "two categories have id 90: 'traffic light' and 'dog'"),
+        ({"id": 5, "name": "traffic light"}, "the entry with id 5 has name 'traffic light'"),
+        ({"id": 5, "name": None}, "the entry with id 5 has name None"),
+        ({"id": 5, "name": ""}, "the entry with id 5 has name ''"),
+    ],
+)
+def test_categories_that_mean_two_things_are_refused(coco, tmp_path, change, words):
+    edit(coco, lambda d: d["categories"].append(change))
+    with refused("label-invalid", str(coco), problem=words):
+        list(read_coco(coco, tmp_path))
+
+
 SWIFT_LINE = {"images": ["a.jpg"], "objects": {"ref": ["x"], "bbox": [[1, 2, 30, 40]]}}
 NATIVE_LINE = {"images": ["a.jpg"], "width": 640, "height": 480, "objects": [{"desc": "x", "bbox_2d": [1, 2, 30, 40]}]}
 
@@ -141,6 +157,8 @@ NATIVE_LINE = {"images": ["a.jpg"], "width": 640, "height": 480, "objects": [{"d
         ("swift", json.dumps(SWIFT_LINE | {"images": ["gone.jpg"]}), json.dumps(SWIFT_LINE)),
         ("native", "{", json.dumps(NATIVE_LINE)),
         ("native", json.dumps(NATIVE_LINE | {"images": []}), json.dumps(NATIVE_LINE)),
+        ("swift", '{"images": ["b.jpg"], "images": ["a.jpg"]}', json.dumps(SWIFT_LINE)),
+        ("native", json.dumps(NATIVE_LINE)[:-1] + ', "width": 640}', json.dumps(NATIVE_LINE)),
         ("yolo", "gone.jpg\n", "a.jpg"),
     ],
 )
@@ -227,6 +245,53 @@ def test_yolo_reads_boxes_outlines_and_images_without_labels(tmp_path):
     assert second.objects == ()
 
 
+POSE = "0 0.5 0.5 0.2 0.4 0.1 0.1 2 0.9 0.9 2"
+BOX_OF_POSE = "0 0.5 0.5 0.2 0.4"
+FLAT_POSE = "0 0.5 0.5 0.2 0.4 0.1 0.1 0.9 0.9"
+ORIENTED = "0 0.4 0.3 0.6 0.3 0.6 0.7 0.4 0.7"
+
+
+@pytest.mark.parametrize(
+    ("shape", "line", "has_outline"),
+    [("[2, 3]", POSE, False), ("[2, 2]", FLAT_POSE, False), ("null", ORIENTED, True), ("null", BOX_OF_POSE, False)],
+)
+def test_keypoints_of_yolo_are_no_outline(tmp_path, shape, line, has_outline):
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text(line)
+    (tmp_path / "data.yaml").write_text(f"train: .\nnames: [cat]\nkpt_shape: {shape}\n")
+    assert run(tmp_path / "data.yaml", tmp_path / "out.jsonl", "--from", "yolo") == 0
+    assert json.loads((tmp_path / "out.jsonl").read_text())["objects"][0]["bbox_2d"] == [402, 303, 602, 706]
+    (image,) = read_yolo(tmp_path / "data.yaml", "train")
+    assert bool(image.objects[0].polygon) == has_outline
+
+
+@pytest.mark.parametrize(
+    ("described", "line", "words"),
+    [
+        ("names: [cat]\nkpt_shape: [2, 3]", "0 0.5 0.5 0.2 0.4", "has 4 numbers"),
+        ("names: [cat]\nkpt_shape: [3, 3]", POSE, "has 10 numbers"),
+        ("names: [cat]\nkpt_shape: 17", POSE, "kpt_shape 17"),
+        ("names: [cat]", POSE, "holds 2, which is not in 0..1"),
+        ("names: [cat]", "0 0.5 0.5 0.2 0.4 0.9", "has 5 numbers"),
+        ("names: [cat, cat]", BOX_OF_POSE, "names two classes 'cat'"),
+        ("names: {0: cat, 0: dog}", BOX_OF_POSE, "0 stands twice"),
+    ],
+)
+def test_labels_of_yolo_that_mean_something_else_are_refused(tmp_path, described, line, words):
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    (tmp_path / "a.txt").write_text(line)
+    (tmp_path / "data.yaml").write_text(f"train: .\n{described}\n")
+    with refused("label-invalid", problem=words):
+        list(read_yolo(tmp_path / "data.yaml", "train"))
+
+
+def test_yolo_gets_the_part_of_a_box_inside_the_image(tmp_path):
+    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
+    objects = tuple(LabeledObject(desc="cat", box=box) for box in ((100, -20, 260, 50), (210, 0, 260, 50)))
+    write_yolo([LabeledImage(path=str(tmp_path / "a.png"), width=200, height=100, objects=objects)], tmp_path / "out")
+    assert (tmp_path / "out/labels/000000-a.txt").read_text() == "0 0.750000 0.250000 0.500000 0.500000\n"
+
+
 def test_yolo_classes_are_numbered_as_they_come_and_readable(tmp_path):
     Image.new("RGB", (100, 200)).save(tmp_path / "a.png")
     objects = tuple(LabeledObject(desc=desc, box=(0, 0, 50, 50)) for desc in ("na\u00efve", "cat", "na\u00efve"))
@@ -271,7 +336,13 @@ def test_boxes_are_written_to_a_thousandth_of_a_pixel(tmp_path, target, box):
 
 @pytest.mark.parametrize(
     "objects",
-    [{"ref": ["cat"], "bbox": []}, {"ref": [], "bbox": [], "bbox_type": "norm1000"}, {"ref": [1], "bbox": [3]}],
+    [
+        {"ref": ["cat"], "bbox": []},
+        {"ref": [], "bbox": [], "bbox_type": "norm1000"},
+        {"ref": ["cat"], "bbox": [3]},
+        {"ref": [1], "bbox": [[1, 2, 3, 4]]},
+        {"ref": ["cat", "dog"], "bbox": [[1, 2, 3, 4]] * 3},
+    ],
 )
 def test_a_bad_line_of_swift_is_named(tmp_path, objects):
     Image.new("RGB", (100, 200)).save(tmp_path / "a.png")
@@ -279,6 +350,33 @@ def test_a_bad_line_of_swift_is_named(tmp_path, objects):
     path.write_text("\n" + json.dumps({"images": ["a.png"], "objects": objects}) + "\n")
     with refused("label-invalid", f"{path}:2"):
         list(read_swift(path, tmp_path))
+
+
+REF_BOX = "<ref-object><bbox>"
+ONE, TWO, THREE = [10, 20, 30, 40], [50, 60, 70, 80], [15, 25, 35, 45]
+
+
+@pytest.mark.parametrize(
+    ("objects", "text", "descs", "dropped"),
+    [
+        ({"ref": ["sheep"], "bbox": [ONE, TWO]}, "<bbox><bbox>", ["sheep", "sheep"], ()),
+        ({"ref": ["a", "b"], "bbox": [ONE, TWO, THREE]}, f"{REF_BOX}, {REF_BOX}<bbox>", ["a", "b", "b"], ()),
+        ({"ref": [], "bbox": [ONE]}, "click(start_box='<bbox>')", [], ("box without a ref",)),
+        ({"ref": [], "bbox": [[615, 226]]}, "click(start_box='<bbox>')", [], ("point in place of a box",)),
+        ({"ref": ["a", "b"], "bbox": [ONE, [6, 2]]}, "", ["a"], ("point in place of a box",)),
+        ({"ref": [], "bbox": []}, "none", [], ()),
+        ({"ref": None, "bbox": None, "bbox_type": None}, "none", [], ()),
+    ],
+)  # fmt: skip
+def test_refs_of_swift_describe_the_boxes_that_the_documentation_says(tmp_path, objects, text, descs, dropped):
+    Image.new("RGB", (100, 200)).save(tmp_path / "a.png")
+    messages = [{"role": "user", "content": "<image>Find them."}, {"role": "assistant", "content": text}]
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps({"messages": messages, "images": ["a.png"], "objects": objects}) + "\n")
+    (image,) = read_swift(path, tmp_path)
+    assert ([one.desc for one in image.objects], image.dropped) == (descs, dropped)
+    summary = NativeWriter(tmp_path / "out.jsonl", polygons=False).write([image])
+    assert [*summary.dropped.elements()] == [*dropped]
 
 
 @given(st.data())

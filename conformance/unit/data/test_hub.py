@@ -1,5 +1,8 @@
 """Hugging Face data sets as samples: columns by name, boxes by their meaning, images of bytes; no network."""
 
+import json
+from pathlib import Path
+
 import datasets
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from conformance.doubles.configs import config_with, refusal_of
 from conformance.doubles.refusals import refused
 from rollmatch.config.dataset import DatasetConfig
 from rollmatch.data.hub import load_hub_samples
-from rollmatch.data.jsonl import ReadRules
+from rollmatch.data.jsonl import ReadRules, SystemMessages, load_samples
 from rollmatch.errors import ConfigError
 
 SIZE = (201, 101)
@@ -93,18 +96,96 @@ def test_a_row_needs_one_flag_for_each_box(parquet, tmp_path):
         load(parquet([CORNERS], crowds=[True, False]), tmp_path, columns={"crowds": "objects.crowd"})
 
 
+@pytest.mark.scenario(clauses=["samples/data-sets-of-the-hub-are-read-as-they-are#3"])
 @pytest.mark.parametrize(
-    ("boxes", "code"),
-    [([[5, 5, 5, 9]], "box-without-area"), ([[300, 5, 400, 9]], "box-without-area"), ([[1, 2, 3]], "row-invalid")],
+    ("box", "reason"),
+    [((5, 5, 5, 9), "object without area inside the image"), ((300, 5, 400, 9), "object outside the image")],
 )
-def test_a_bad_row_is_named_and_left_out_only_on_request(parquet, tmp_path, boxes, code):
-    path = parquet([CORNERS], boxes, [])
-    with refused(code, f"parquet[{path}]:1"):
+def test_a_box_without_area_in_the_image_is_dropped_and_counted_as_by_the_converter(parquet, tmp_path, box, reason):
+    samples = load(parquet([CORNERS, box]), tmp_path)
+    assert [[one.bins for one in sample.objects] for sample in samples] == [[BINS]]
+    assert (samples.num_objects, samples.dropped) == (1, {reason: 1})
+
+
+def test_a_bad_row_is_named_and_left_out_only_on_request(parquet, tmp_path):
+    path = parquet([CORNERS], [[1, 2, 3]], [])
+    with refused("row-invalid", f"parquet[{path}]:1"):
         load(path, tmp_path)
     skipped = []
     samples = load_hub_samples(dataset(path), "train", ReadRules(image_root=tmp_path), skipped=skipped)
     assert ([sample.sample_id for sample in samples], samples.num_objects) == ([0, 2], 1)
-    assert [error.code for error in skipped] == [code]
+    assert [error.code for error in skipped] == ["row-invalid"]
+
+
+CHATS = ReadRules(image_root=Path("."), systems=SystemMessages(chats=""))
+
+
+def test_questions_need_no_image(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    rows = [{"image": str(tmp_path / "a.png"), "question": "1 + 1?"}, {"image": None, "question": "2 + 2?"}]
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "data.parquet"))
+    columns = {"prompt": "question", "boxes": None, "descs": None}
+    for image, number in (("image", 1), (None, 0)):
+        config = dataset(tmp_path / "data.parquet", box=None, columns=columns | {"image": image})
+        first, second = load_hub_samples(config, "train", CHATS)
+        assert (len(first.images), second.images, second.messages) == (number, (), (("user", "2 + 2?"),))
+
+
+TOOL_A = {"type": "function", "function": {"name": "a", "parameters": {"properties": {"city": {"type": "string"}}}}}
+TOOL_B = {"type": "function", "function": {"name": "b", "parameters": {"properties": {"days": {"enum": [1, 2]}}}}}
+ARROW_ROWS = [
+    {"messages": [{"role": "user", "content": "1?"}], "tools": [TOOL_A], "system": "Be brief.", "images": None},
+    {"messages": [{"role": "user", "content": "2?"}], "tools": [TOOL_B], "images": ["a.png"]},
+]
+
+
+@pytest.mark.scenario(clauses=["samples/a-sample-is-one-json-object-on-one-line#9"])
+def test_what_arrow_fills_with_null_is_missing(tmp_path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    rows = datasets.Dataset.from_list(ARROW_ROWS)
+    assert rows[0]["tools"][0]["function"]["parameters"]["properties"]["days"] is None, "Arrow fills it"
+    rows.to_json(str(tmp_path / "train.jsonl"))
+    first, second = load_samples(tmp_path / "train.jsonl", systems=SystemMessages(chats=""))
+    assert (first.tools, second.tools) == ((TOOL_A,), (TOOL_B,))
+    assert (first.images, len(second.images)) == ((), 1)
+    assert (first.messages, second.messages) == ((("system", "Be brief."), ("user", "2?")), (("user", "2?"),))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": "1?", "images": None, "system": None, "tools": None, "metadata": None, "width": None},
+        {"messages": [{"role": "user", "content": "1?", "tool_calls": None, "name": None}], "prompt": None},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "1?", "image": None}]}]},
+    ],
+)
+def test_null_is_missing_in_records_as_they_are_written(tmp_path, record):
+    (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")
+    (sample,) = load_samples(tmp_path / "train.jsonl", systems=SystemMessages(chats=""))
+    assert (sample.messages, sample.images, sample.tools, sample.metadata) == ((("user", "1?"),), (), (), {})
+
+
+def test_null_in_metadata_stays_and_objects_of_two_shapes_are_read(tmp_path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    box = {"desc": "x", "bbox_2d": [1, 2, 3, 4], "poly": None}
+    shapes = [box, {"desc": "y", "bbox_2d": None, "poly": [1, 1, 9, 1, 9, 9]}]
+    record = {"images": ["a.png"], "width": 8, "height": 6, "objects": shapes, "metadata": {"level": None}}
+    (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")
+    (sample,) = load_samples(tmp_path / "train.jsonl")
+    assert ([one.bins for one in sample.objects], sample.metadata) == (
+        [(1, 2, 3, 4), (1, 1, 9, 1, 9, 9)],
+        {"level": None},
+    )
+
+
+def test_images_of_trls_form_are_those_of_the_record(tmp_path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.png")
+    content = [{"type": "image", "text": None}, {"type": "text", "text": "What?"}]
+    record = {"messages": [{"role": "user", "content": content}], "images": ["a.png"]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")
+    (sample,) = load_samples(tmp_path / "train.jsonl", systems=SystemMessages(chats=""))
+    assert (sample.messages, len(sample.images)) == ((("user", "<image>What?"),), 1)
 
 
 @pytest.mark.parametrize(

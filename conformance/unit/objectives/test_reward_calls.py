@@ -1,11 +1,14 @@
 """How reward functions are called: by their signatures, once or per completion, and what a call that fails costs."""
 
 import asyncio
+import math
 from concurrent import futures
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from conformance.doubles.refusals import refused
 from conformance.unit.objectives.test_reward import CHATS, SAMPLES, TEXTS, judge, right, trl_async, verifiers_individual
@@ -20,6 +23,8 @@ from rollmatch.objectives.grpo.segments import make_reports
         (lambda completions: [1.0], "RewardCountWrong: [reward-count-wrong] returned list for 2 completions"),
         (lambda completions: 1.0, "RewardCountWrong: [reward-count-wrong] returned float for 2 completions"),
         (lambda completions: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda completions: "ab", "RewardCountWrong: [reward-count-wrong] returned str for 2 completions"),
+        (lambda completions: {1: 2, 3: 4}, "RewardCountWrong: [reward-count-wrong] returned dict for 2 completions"),
     ],
 )
 def test_a_call_for_all_that_fails_or_returns_another_number_fails_for_all(function, problem):
@@ -27,6 +32,16 @@ def test_a_call_for_all_that_fails_or_returns_another_number_fails_for_all(funct
         judge_all(["4", "?"], CHATS, [Reward.of(function)], Timing())
     call = Reward.of(function).call
     assert len(set(map(id, call(["4", "?", "!"], CHATS[:1] * 3)))) == 1
+
+
+@pytest.mark.parametrize("made", [np.array, torch.tensor, tuple, iter, lambda values: torch.tensor(values).bfloat16()])
+def test_rewards_of_trl_come_in_anything_that_holds_numbers(made):
+    def reward(completions, **_):
+        return made([0.25, math.nan])  # TRL holds None as NaN
+
+    judged = judge_all(["4", "?"], CHATS, [Reward.of(reward), Reward.of(lambda answer, sample: 1.0)], Timing())
+    assert [one.values for one in judged] == [(0.25, 1.0), (None, 1.0)]
+    assert [one.total for one in judged] == [1.25, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) 
 def _count(samples: Sequence[Sample]) -> str:
     if isinstance(samples, LazySamples):
         objects = "" if samples.num_objects is None else f", {samples.num_objects} objects"
-        return f"{len(samples)} samples{objects}, read when they are used"
+        return f"{len(samples)} samples{objects}, read when they are used{samples.shown_dropped}"
     return f"{len(samples)} samples, {sum(len(sample.objects) for sample in samples)} objects"
 
 

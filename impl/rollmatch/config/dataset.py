@@ -13,8 +13,8 @@ FILE_FORMATS = ("parquet", "arrow", "json")
 class ColumnsConfig(Section):
     """Columns of the data set; a dot reaches into a struct, as in objects.bbox."""
 
-    image: Text = "image"
-    """An image, or its path, relative to custom.image_root; a list of several."""
+    image: Text | None = "image"
+    """An image, or its path, relative to custom.image_root; a list of several; null: samples are text alone."""
     boxes: Text | None = "objects.bbox"
     """The boxes of an image, a list of four numbers each; null where samples have a prompt."""
     descs: Text | None = "objects.category"

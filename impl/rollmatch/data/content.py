@@ -1,4 +1,8 @@
-"""Other ways to write a record's chat: OpenAI's lists of content, and a system message of its own."""
+"""Other ways to write a record: OpenAI's lists of content, a system message of its own, and null for what is missing.
+
+Arrow fills the fields of a struct that a row does not have with null: rows of the package datasets, and what it writes
+as JSON, have the fields of all rows.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,12 +23,19 @@ class ContentUnusable(DataError):
 def plain_record(record: Any, key: str) -> tuple[Any, list[DataError]]:
     """A record whose messages have texts with tags, whose images are listed, and whose system message is the first.
 
+    Fields that are null are left out, except in metadata.
+
     >>> content = [{"type": "text", "text": "Is "}, {"type": "image_url", "image_url": {"url": "a.png"}}]
     >>> plain_record({"system": "Be brief.", "messages": [{"role": "user", "content": content}]}, "x:1")[0]["messages"]
     [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Is <image>'}]
     """
     if not isinstance(record, dict):
         return record, []
+    record = {
+        name: value if name == "metadata" else without_nulls(value)
+        for name, value in record.items()
+        if value is not None
+    }
     images: list[str] = []
     errors: list[DataError] = []
     messages = record.get("messages")
@@ -42,6 +53,17 @@ def plain_record(record: Any, key: str) -> tuple[Any, list[DataError]]:
         record = {name: value for name, value in record.items() if name != "system"}
         record["messages"] = [{"role": "system", "content": system}, *messages]
     return (record | {"images": images} if images else record), errors
+
+
+def without_nulls(value: Any) -> Any:
+    """The value without the fields of mappings that are null, at any depth; items of lists stay.
+
+    >>> without_nulls({"a": None, "b": [{"c": None, "d": 1}, None]})
+    {'b': [{'d': 1}, None]}
+    """
+    if isinstance(value, dict):
+        return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _plain_message(message: Any, images: list[str], errors: list[DataError], key: str) -> Any:
@@ -62,6 +84,9 @@ def _text_of(part: Any, images: list[str]) -> Iterator[str]:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         yield part["text"]
+        return
+    if kind == "image" and len(part) == 1:  # TRL's form: the record's images name it
+        yield IMAGE_TAG
         return
     named = part.get(kind) if kind in ("image_url", "image") else None
     url = named.get("url") if isinstance(named, Mapping) else named

@@ -5,6 +5,7 @@ bytes are written to the cache once, under the hash of their bytes, because back
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import xxhash
 from PIL import Image
 
 from rollmatch.config.dataset import FILE_FORMATS, DatasetConfig
-from rollmatch.data.formats.native import to_bins
+from rollmatch.data.formats.native import to_bins, why_without_area
 from rollmatch.data.jsonl import LAZY_ABOVE, BadSamples, ReadRules
 from rollmatch.data.lazy import MOST_SPREAD, LazySamples
 from rollmatch.data.place import image_path
@@ -50,7 +51,8 @@ def load_hub_samples(
     if skipped is not None:
         skipped += errors
     good = np.setdiff1d(np.arange(count), np.array(bad, dtype=np.int64))
-    return LazySamples(rows.sample, good, num_objects=num_objects if len(looked_at) == count else None)
+    dropped = Counter(rows.dropped)  # rows are read again when they are used
+    return LazySamples(rows.sample, good, num_objects=num_objects if len(looked_at) == count else None, dropped=dropped)
 
 
 class HubRows:
@@ -60,6 +62,8 @@ class HubRows:
         self.config, self.rules, self.columns = config, rules, config.columns
         self.origin = f"{config.source}[{getattr(config, split)}]"
         self.table = _load(config, split)
+        self.dropped: Counter[str] = Counter()
+        """Why boxes were left out -> their number, over all reads."""
         for name in ("image", "boxes", "descs", "crowds", "prompt", "messages"):
             self._check(f"columns.{name}", getattr(self.columns, name))
         for column in self.columns.metadata:
@@ -87,14 +91,16 @@ class HubRows:
 
     def _record(self, row: dict[str, Any]) -> dict[str, Any]:
         columns = self.columns
-        found = row.get(columns.image)
-        images = [_path_of(image, self.rules.image_root) for image in (found if isinstance(found, list) else [found])]
+        found = _reach(row, columns.image) if columns.image else None
+        images = [_path_of(image, self.rules.image_root) for image in _listed(found)]
         record: dict[str, Any] = {"images": images}
         metadata = {name: _reach(row, name) for name in columns.metadata}
         if columns.has_questions:
             named = ("prompt", columns.prompt), ("messages", columns.messages)
             record |= {name: _reach(row, column) for name, column in named if column}
         else:
+            if not images:
+                raise ValueError("there is no image")
             with Image.open(images[0]) as image:
                 size = image.size
             objects, crowds = self._objects(row, size)
@@ -104,13 +110,17 @@ class HubRows:
 
     def _objects(self, row: dict[str, Any], size: tuple[int, int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         columns = self.columns
-        boxes, descs = _reach(row, columns.boxes), _reach(row, columns.descs)
-        flags = _reach(row, columns.crowds) if columns.crowds else [False] * len(boxes)
-        made = [
-            ({"desc": self._desc(desc), "bbox_2d": list(to_bins(self._corners(box, size), size))}, bool(flag))
-            for box, desc, flag in zip(boxes, descs, flags, strict=True)
-        ]
-        return [item for item, crowd in made if not crowd], [item for item, crowd in made if crowd]
+        boxes, descs = _reach(row, columns.boxes) or [], _reach(row, columns.descs) or []
+        flags = (_reach(row, columns.crowds) or []) if columns.crowds else [False] * len(boxes)
+        objects, crowds = list[dict[str, Any]](), list[dict[str, Any]]()
+        for box, desc, flag in zip(boxes, descs, flags, strict=True):
+            corners = self._corners(box, size)
+            if (reason := why_without_area(corners, size)) is not None:
+                self.dropped[reason] += 1
+                continue
+            item = {"desc": self._desc(desc), "bbox_2d": list(to_bins(corners, size))}
+            (crowds if flag else objects).append(item)
+        return objects, crowds
 
     def _desc(self, desc: object) -> object:
         return self.names[desc] if self.names and isinstance(desc, int) else desc
@@ -199,8 +209,19 @@ def _reach(row: Any, column: str | None) -> Any:
     """
     value = row
     for part in column.split(".") if column else ():
+        if value is None:
+            return None
         value = [one[part] for one in value] if isinstance(value, list) else value[part]
     return value
+
+
+def _listed(found: Any) -> list[Any]:
+    """One image or several as a list; null is none.
+
+    >>> _listed(None), _listed("a.png"), _listed(["a.png", None])
+    ([], ['a.png'], ['a.png'])
+    """
+    return [image for image in (found if isinstance(found, list) else [found]) if image is not None]
 
 
 def _path_of(image: Any, root: Path) -> str:

@@ -1,8 +1,9 @@
 """Samples of a large data set, read from the disk when they are used: an index of 8 bytes a sample stays in memory."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self, overload
 
 import numpy as np
@@ -30,13 +31,23 @@ class LazySamples(Sequence[Sample]):
     (10, [30, 40], [40, 0], 2)
     """
 
-    def __init__(self, read: ReadSample, places: Ints, *, num_objects: int | None, fingerprint: str = "") -> None:
+    def __init__(
+        self,
+        read: ReadSample,
+        places: Ints,
+        *,
+        num_objects: int | None,
+        fingerprint: str = "",
+        dropped: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.read = read
         self.places = places
         self.fingerprint = fingerprint
         """Of a file of which all lines were looked at and none is bad; else empty."""
         self.num_objects = num_objects
         """Of the whole data set; None where not all of it was looked at."""
+        self.dropped = dropped
+        """Why boxes were left out -> their number, as far as the data set was looked at."""
 
     def __len__(self) -> int:
         return len(self.places)

@@ -67,6 +67,8 @@ class LabeledImage:
     width: int
     height: int
     objects: tuple[LabeledObject, ...]
+    dropped: tuple[str, ...] = ()
+    """Why each of the source's boxes that are no objects was left out."""
 
 
 @dataclass(slots=True)

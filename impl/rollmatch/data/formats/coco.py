@@ -1,11 +1,10 @@
-"""COCO and LVIS annotation files: streamed, never whole in memory.
+"""COCO and LVIS annotation files: streamed; of images only name and size are kept, of annotations boxes and outlines.
 
 ``bbox`` is [x, y, width, height] in pixel edges; category ids need not be contiguous. Source: the COCO data format and
 LVIS v1 (an image without ``file_name`` is named by the end of its ``coco_url``).
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,30 +16,66 @@ from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad,
 
 def read_coco(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
     """Images in the order of the file; ``images`` is their directory. Errors: ``BadLabel``, naming entry and field."""
-    listed = _entries(path, "categories", raise_bad)
-    names = {_number(c, "id", path): str(c.get("name", "")).replace("_", " ") for c in listed}
-    if not names:
-        raise BadLabel(f"{path} lists no categories", key=str(path), remedy="Give a COCO or LVIS instances file.")
-    by_image: dict[int, list[LabeledObject]] = defaultdict(list)
+    names = _read_names(path)
+    listed, unusable = _read_images(path, bad)
+    by_image: dict[int, list[LabeledObject]] = {number: [] for number in listed}
+    unlisted = set[int]()
     for entry in _entries(path, "annotations", bad):
         try:
-            by_image[_number(entry, "image_id", path)].append(_labeled(entry, names, path))
+            number, labeled = _number(entry, "image_id", path), _labeled(entry, names, path)
         except BadLabel as error:
-            bad(error)
-    for entry in _entries(path, "images", bad):
-        try:
-            number, file_name = _number(entry, "id", path), _file_name(entry, path)
-            width, height = _number(entry, "width", path), _number(entry, "height", path)
-        except BadLabel as error:
-            if isinstance(unread := entry.get("id"), int):
-                by_image.pop(unread, None)
             bad(error)
             continue
-        objects = tuple(by_image.pop(number, ()))
+        if number in by_image:
+            by_image[number].append(labeled)
+        elif number not in unusable:
+            unlisted.add(number)
+    for number, (file_name, width, height) in listed.items():
+        objects = tuple(by_image.pop(number))
         yield LabeledImage(path=str(images / file_name), width=width, height=height, objects=objects)
-    if by_image:
-        problem = f"{path}: {len(by_image)} images of annotations are not listed, the first has id {min(by_image)}"
+    if unlisted:
+        problem = f"{path}: {len(unlisted)} images of annotations are not listed, the first has id {min(unlisted)}"
         bad(BadLabel(problem, key=str(path), remedy="Add them to images, or remove their annotations."))
+
+
+def _read_names(path: Path) -> dict[int, str]:
+    """Category id -> description. Errors: ``BadLabel``, also where two ids or two descriptions are the same."""
+    names: dict[int, str] = {}
+    for entry in _entries(path, "categories", raise_bad):
+        number, name = _number(entry, "id", path), entry.get("name")
+        if not isinstance(name, str) or not name:
+            raise BadLabel(f"{_named(entry, path)} has name {name!r}", key=str(path), remedy="Name the category.")
+        if number in names:
+            problem = f"{path}: two categories have id {number}: {names[number]!r} and {name!r}"
+            raise BadLabel(problem, key=str(path), remedy="Number categories, each with an id of its own.")
+        desc = name.replace("_", " ")
+        if desc in names.values():
+            problem = f"{_named(entry, path)} has name {name!r}, and another category is {desc!r}, too"
+            raise BadLabel(problem, key=str(path), remedy="Merge the categories, or name them differently.")
+        names[number] = desc
+    if not names:
+        raise BadLabel(f"{path} lists no categories", key=str(path), remedy="Give a COCO or LVIS instances file.")
+    return names
+
+
+def _read_images(path: Path, bad: OnBad) -> tuple[dict[int, tuple[str, int, int]], set[int]]:
+    """Image id -> file name, width and height; and ids of images that cannot be used."""
+    listed: dict[int, tuple[str, int, int]] = {}
+    unusable = set[int]()
+    for entry in _entries(path, "images", bad):
+        try:
+            number = _number(entry, "id", path)
+            if number in listed or number in unusable:
+                unusable.add(number)  # annotations do not say which of the two they are of
+                problem = f"{path}: two images have id {number}"
+                raise BadLabel(problem, key=str(path), remedy="Number images, each with an id of its own.")
+            unusable.add(number)
+            sides = _number(entry, "width", path), _number(entry, "height", path)
+            listed[number] = (_file_name(entry, path), *sides)
+            unusable.remove(number)
+        except BadLabel as error:
+            bad(error)
+    return {number: about for number, about in listed.items() if number not in unusable}, unusable
 
 
 def write_coco(images: Iterable[LabeledImage], path: Path) -> None:

@@ -17,6 +17,7 @@ from rollmatch.data.desc import check_desc
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, Summary, are_numbers, raise_bad
 from rollmatch.data.geometry import BOX_LEN, bins_of, twice_area
 from rollmatch.data.image import UPRIGHT, orientation_of
+from rollmatch.data.quick import parse_json
 from rollmatch.records import NUM_BINS
 
 
@@ -55,6 +56,7 @@ class NativeWriter:
         crowds = [item for one, item in made if one.is_crowd]
         kept = {"crowd": crowds, "areas": [] if None in areas else areas}
         self.summary.images += 1
+        self.summary.dropped.update(image.dropped)
         self.summary.objects += len(objects)
         self.summary.crowds += len(crowds)
         record = {"images": [str(path)], "width": size[0], "height": size[1], "objects": objects}
@@ -71,14 +73,13 @@ class NativeWriter:
         if outline and twice_area(outline):
             self.summary.without_box[one.desc] = False
             return {"desc": one.desc, "poly": list(outline)}
-        left, top, right, bottom = to_bins(one.box, size)
-        if right <= left or bottom <= top:
-            outside = one.box[0] >= size[0] or one.box[1] >= size[1] or one.box[2] <= 0 or one.box[3] <= 0
-            self.summary.dropped[f"object {'outside' if outside else 'without area inside'} the image"] += 1
+        box = to_bins(one.box, size)
+        if (reason := why_without_area(one.box, size)) is not None:
+            self.summary.dropped[reason] += 1
             self.summary.without_box.setdefault(one.desc, True)
             return None
         self.summary.without_box[one.desc] = False
-        return {"desc": one.desc, "bbox_2d": [left, top, right, bottom]}
+        return {"desc": one.desc, "bbox_2d": list(box)}
 
     def _upright(self, path: Path, size: tuple[int, int]) -> Path:
         """The image's own path, or that of an upright copy. Errors: ``BadLabel`` where the labels mean another size."""
@@ -102,7 +103,7 @@ def read_native(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
-                record = json.loads(line)
+                record: Any = parse_json(line)
                 size = record["width"], record["height"]
                 crowds = record.get("metadata", {}).get("crowd", [])
                 if not are_numbers(list(size)) or min(size) < 1:
@@ -145,6 +146,19 @@ def to_bins(values: Sequence[float], size: tuple[int, int]) -> tuple[int, ...]:
     last = [side - 1 for side in size]
     clipped = (min(max(value, 0), last[place % 2]) for place, value in enumerate(values))
     return tuple(round(value * scales[place % 2]) for place, value in enumerate(clipped))
+
+
+def why_without_area(box: Sequence[float], size: tuple[int, int]) -> str | None:
+    """Why a box [x1, y1, x2, y2] in pixels has no area in bins; None where it has one.
+
+    >>> why_without_area((5, 5, 5, 9), (100, 100)), why_without_area((-9, 5, 0, 9), (100, 100))
+    ('object without area inside the image', 'object outside the image')
+    """
+    left, top, right, bottom = to_bins(box, size)
+    if right > left and bottom > top:
+        return None
+    outside = box[0] >= size[0] or box[1] >= size[1] or box[2] <= 0 or box[3] <= 0
+    return f"object {'outside' if outside else 'without area inside'} the image"
 
 
 def to_pixels(bins: Sequence[int], size: tuple[int, int]) -> tuple[float, ...]:

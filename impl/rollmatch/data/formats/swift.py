@@ -1,10 +1,13 @@
 """ms-swift's grounding JSONL: ``{"messages", "images", "objects": {"ref", "bbox", "bbox_type"}}``.
 
-``bbox_type`` is ``real`` (pixels of the original, the default) or ``norm1`` (0..1). Refs and boxes are two lists; they
-describe an object each where they are equally long. Source: ms-swift 4.6.
+``bbox_type`` is ``real`` (pixels of the original, the default) or ``norm1`` (0..1). Refs and boxes are two lists.
+Equally long ones describe an object each; a single ref describes all boxes; else a box has the ref whose
+``<ref-object>`` comes last before its ``<bbox>`` in the messages. Boxes without a ref, and points, are left out and
+counted. Source: ms-swift 4.6.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,9 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, are_numbers, raise_bad
+from rollmatch.data.quick import parse_json
+
+_TAG = re.compile("<ref-object>|<bbox>")
 
 
 def read_swift(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
@@ -51,8 +57,8 @@ def write_swift(images: Iterable[LabeledImage], path: Path, *, prompt: str) -> N
 
 def _labeled(line: str, images: Path, where: str) -> LabeledImage:
     try:
-        record: Any = json.loads(line)
-    except json.JSONDecodeError as error:
+        record: Any = parse_json(line)
+    except ValueError as error:
         raise BadLabel(f"{where} is not JSON: {error}", key=where, remedy="Write one JSON object a line.") from error
     named = record.get("images") if isinstance(record, dict) else None
     if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
@@ -63,27 +69,52 @@ def _labeled(line: str, images: Path, where: str) -> LabeledImage:
             width, height = ImageOps.exif_transpose(opened).size
     except OSError as error:
         raise BadLabel(f"{where}: {path}: {error}", key=where, remedy="Correct the path, or give --images.") from error
-    return LabeledImage(path=str(path), width=width, height=height, objects=_objects(record, (width, height), where))
+    objects, dropped = _objects(record, (width, height), where)
+    return LabeledImage(path=str(path), width=width, height=height, objects=objects, dropped=dropped)
 
 
-def _objects(record: dict[str, Any], size: tuple[int, int], where: str) -> tuple[LabeledObject, ...]:
+def _objects(
+    record: dict[str, Any], size: tuple[int, int], where: str
+) -> tuple[tuple[LabeledObject, ...], tuple[str, ...]]:
+    """The objects, and why other boxes are none."""
     described = record.get("objects") or {}
     if not isinstance(described, dict):
         raise BadLabel(f"{where} has objects {described!r}", key=where, remedy="Write ref and bbox.")
-    refs, boxes = described.get("ref", []), described.get("bbox", [])
-    if not isinstance(refs, list) or not isinstance(boxes, list):
+    refs, boxes = described.get("ref") or [], described.get("bbox") or []
+    if not isinstance(refs, list) or not isinstance(boxes, list) or not all(isinstance(ref, str) for ref in refs):
         raise BadLabel(f"{where} has ref {refs!r} and bbox {boxes!r}", key=where, remedy="Write two lists.")
-    if len(refs) != len(boxes):
-        problem = f"{where} has {len(refs)} refs for {len(boxes)} boxes"
-        raise BadLabel(problem, key=where, remedy="Write one ref for each box.")
-    scale = {"real": (1, 1), "norm1": size}.get(str(described.get("bbox_type", "real")))
+    scale = {"real": (1, 1), "norm1": size}.get(str(described.get("bbox_type") or "real"))
     if scale is None:
         problem = f"{where} has bbox_type {described['bbox_type']!r}"
         raise BadLabel(problem, key=where, remedy="Use real (pixels) or norm1 (0..1).")
-    made = []
-    for ref, box in zip(refs, boxes):
-        if not isinstance(box, list) or len(box) != 4 or not are_numbers(box):
+    made, dropped = [], []
+    for desc, box in zip(_descs(record, refs, len(boxes), where), boxes, strict=True):
+        if not isinstance(box, list) or len(box) not in (2, 4) or not are_numbers(box):
             raise BadLabel(f"{where} has the box {box!r}", key=where, remedy="Write [x1, y1, x2, y2].")
+        if len(box) == 2 or desc is None:
+            dropped.append("point in place of a box" if len(box) == 2 else "box without a ref")
+            continue
         left, top, right, bottom = (value * scale[place % 2] for place, value in enumerate(box))
-        made.append(LabeledObject(desc=str(ref), box=(left, top, right, bottom)))
-    return tuple(made)
+        made.append(LabeledObject(desc=desc, box=(left, top, right, bottom)))
+    return tuple(made), tuple(dropped)
+
+
+def _descs(record: dict[str, Any], refs: list[str], num_boxes: int, where: str) -> list[str | None]:
+    """[num_boxes] the ref of each box, or None where there is none at all. Errors: ``BadLabel``."""
+    if len(refs) == num_boxes:
+        return list(refs)
+    if len(refs) <= 1 and num_boxes:
+        return [refs[0] if refs else None] * num_boxes
+    messages = record.get("messages") or []
+    text = "".join(str(one.get("content")) for one in messages if isinstance(one, dict))
+    found, left = list[str | None](), iter(refs)
+    ref: str | None = None
+    for tag in _TAG.findall(text):
+        if tag == "<bbox>":
+            found.append(ref)
+        else:
+            ref = next(left, None)
+    if len(found) != num_boxes or None in found or next(left, None) is not None:
+        problem = f"{where} has {len(refs)} refs for {num_boxes} boxes, and its messages do not say which is whose"
+        raise BadLabel(problem, key=where, remedy="Write one ref for each box, or <ref-object> before its <bbox> tags.")
+    return found

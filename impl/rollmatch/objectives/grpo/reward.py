@@ -167,11 +167,14 @@ def _judge(values: Sequence[Value], sample: Sample, rewards: Sequence[Reward]) -
 
 
 def _finite(value: Value, reward: Reward) -> Value:
-    """A finite float, None where TRL's functions may return it, or the exception that says what is wrong."""
-    if isinstance(value, Exception) or (value is None and reward.call.form == "trl"):
+    """A finite float, None where TRL's functions may return it or NaN, or the exception that says what is wrong."""
+    is_trl = reward.call.form == "trl"
+    if isinstance(value, Exception) or (value is None and is_trl):
         return value
     try:
         number = float(value)  # type: ignore[arg-type]  # the user's function may return anything
     except (TypeError, ValueError) as error:
         return error
+    if is_trl and math.isnan(number):  # how arrays and tensors hold None
+        return None
     return number if math.isfinite(number) else RewardNotFinite(f"is {number}", key=reward.name)

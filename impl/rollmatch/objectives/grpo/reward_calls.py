@@ -14,7 +14,7 @@ Sources: TRL 1.10 ``trainer/grpo_trainer.py``, verifiers 0.1.9 ``rubrics/rubric.
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -73,7 +73,9 @@ class RewardCall:
         [found] = self._run([((), arguments)])
         if isinstance(found, Exception):
             return [found] * len(answers)
-        values = list(found) if isinstance(found, Sequence) else None
+        values: list[Value] | None = None
+        if isinstance(found, Iterable) and not isinstance(found, str | bytes | Mapping | Set):
+            values = list(found)  # also of an array or a tensor
         if values is None or len(values) != len(answers):
             problem = f"returned {type(found).__name__} for {len(answers)} completions"
             return [RewardCountWrong(problem, remedy="Return a list with one number each.")] * len(answers)
