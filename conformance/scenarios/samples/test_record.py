@@ -24,17 +24,17 @@ def spoiled(record, name, value):
 @pytest.mark.parametrize(
     ("name", "values", "code"),
     [
-        *((name, [GONE], "field-missing") for name in ("images", "objects", "width", "height")),
+        *((name, [GONE, None], "field-missing") for name in ("images", "objects", "width", "height")),
         ("image", ["a.png"], "field-unknown"),
-        ("images", [[], "a.png", None, ["a.png", 3], [""]], "field-type"),
+        ("images", [[], "a.png", ["a.png", 3], [""]], "field-type"),
         ("images", [["b.png"], ["a.png", "b.png"]], "image-missing"),
         ("width", [0, 8.0], "field-type"),
         ("height", ["6", True], "field-type"),
         ("width", [9], "image-size-mismatch"),
         ("height", [7], "image-size-mismatch"),
-        ("objects", [{}, None, ["seven"]], "field-type"),
+        ("objects", [{}, ["seven"], [None]], "field-type"),
         ("objects", [[{"desc": "seven", "bbox_2d": [0, 0, 1, 1], "label": 7}]], "field-unknown"),
-        ("metadata", [[], None], "field-type"),
+        ("metadata", [[], 0], "field-type"),
     ],
 )
 def test_a_spoiled_record_is_refused(problems_in, record, name, values, code):
@@ -124,14 +124,30 @@ def test_an_image_that_is_to_be_turned_is_refused(tmp_path):
     exif[0x0112] = 1
     Image.new("RGB", (8, 6)).save(tmp_path / "upright.jpg", exif=exif)
     assert codes(tmp_path / "turned.jpg") == ["image-turned"]
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'
+    Image.new("RGB", (8, 6)).save(tmp_path / "xmp.jpg", xmp=xmp)
+    assert codes(tmp_path / "xmp.jpg") == ["image-turned"]
     assert codes(tmp_path / "upright.jpg") == []
 
 
-def test_only_the_header_is_read(tmp_path):
-    path = tmp_path / "a.png"
-    Image.effect_noise((64, 64), 50).save(path)
-    path.write_bytes(path.read_bytes()[:100])
-    assert codes(path, (64, 64)) == []
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_only_the_header_and_the_end_are_read(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    Image.effect_noise((256, 256), 50).save(path)
+    whole = path.read_bytes()
+    for name, raw, found in (
+        ("half", whole[: len(whole) // 2], ["image-unreadable"]),
+        ("followed", whole + bytes(9999), []),
+        ("damaged", whole[: len(whole) // 2] + bytes(50) + whole[len(whole) // 2 + 50 :], []),
+    ):
+        (tmp_path / f"{name}.{suffix}").write_bytes(raw)
+        assert codes(tmp_path / f"{name}.{suffix}", (256, 256)) == found, name
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_pixels_whose_white_is_unknown_are_refused(tmp_path, mode):
+    Image.new(mode, (8, 6)).save(tmp_path / "a.tif")
+    assert codes(tmp_path / "a.tif") == ["image-unreadable"]
 
 
 def test_paths_of_images_are_absolute_below_their_root_or_file(write, record, tmp_path, monkeypatch):

@@ -145,3 +145,38 @@ def test_each_placeholder_is_repeated_in_place_and_nothing_else_moves(parts, end
     expected = (*chain.from_iterable([*words, *[IMAGE_ID] * count] for words, count in parts), *end)
     expansions = [(IMAGE_ID,) * count for _, count in parts]
     assert expand_placeholders(prompt, expansions, placeholder_id=IMAGE_ID) == expected
+
+
+def damage(path):
+    """Bytes of the middle of a JPEG or PNG are lost: header and end are there."""
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2] + raw[len(raw) // 2 + 500 :])
+
+
+@pytest.mark.scenario(clauses=["samples/bad-records-stop-a-run-before-training#5"])
+def test_whatever_fails_for_a_sample_names_its_line(template, tmp_path):
+    Image.effect_noise((128, 128), 50).save(tmp_path / "damaged.png")
+    damage(tmp_path / "damaged.png")
+    Image.new("RGB", (2048, 9)).save(tmp_path / "flat.png")
+    damaged, flat = (sample_of(str(tmp_path / name)) for name in ("damaged.png", "flat.png"))
+    for call, code in (
+        (lambda: template.load_images(damaged), "image-unreadable"),
+        (lambda: template.image_features(damaged), "image-unreadable"),
+        (lambda: template.check_expansion(damaged), "image-unreadable"),
+        (lambda: template.preparation.collect([damaged]), "image-unreadable"),
+        (lambda: template.prompt_length(flat), "image-not-processed"),
+        (lambda: template.image_size(flat), "image-not-processed"),
+        (lambda: template.image_features(flat), "image-not-processed"),
+    ):
+        with refused(code, "train.jsonl:7"):
+            call()
+
+
+@pytest.mark.scenario(clauses=["samples/bad-records-stop-a-run-before-training#5"])
+@pytest.mark.parametrize(
+    "body", ["{{ raise_exception('Only one turn.') }}", "{{ messages[0].no.such }}", "{{ 1 / 0 }}"]
+)
+def test_a_chat_template_that_fails_names_the_line(template, monkeypatch, body):
+    monkeypatch.setattr(template.tokenizer, "chat_template", body)
+    with refused("prompt-not-rendered", "train.jsonl:7"):
+        template.prompt_token_ids(sample_of())

@@ -6,12 +6,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from conformance.doubles.digits import ROOT, load_digits
 from conformance.doubles.refusals import refused
 from rollmatch.config import effective, load_config
+from rollmatch.data import BadSamples
 from rollmatch.model.template import PromptUncuttable
 from rollmatch.records import Sample
+from rollmatch.run.assemble import make_template
 from rollmatch.run.prompts import check_packing, fit_prompts
 
 LIMIT = effective.max_prompt_len(load_digits())
@@ -119,3 +122,17 @@ def test_the_longest_prompt_fits_and_a_token_more_is_skipped_or_refused():
         fit_prompts(load_digits("overlong=error"), CountedTemplate(), samples)
     with refused("prompt-too-long", problem="all 1 prompts have more"):
         fit_prompts(load_digits("overlong=skip"), CountedTemplate(), samples[:1])
+
+
+def test_all_samples_whose_prompts_cannot_be_made_are_named(tmp_path):
+    config = load_digits()
+    Image.new("RGB", (2048, 9)).save(tmp_path / "flat.png")
+    flat = [
+        Sample(sample_id=place, origin=f"x.jsonl:{place}", images=(str(tmp_path / "flat.png"),)) for place in (2, 5)
+    ]
+    with pytest.raises(BadSamples) as caught:
+        fit_prompts(config, make_template(config), [*samples_of(7, images=()), *flat])
+    assert [(error.code, error.key) for error in caught.value.errors] == [
+        ("image-not-processed", "x.jsonl:2"),
+        ("image-not-processed", "x.jsonl:5"),
+    ]

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from PIL import Image
 
 from rollmatch.config.dataset import FILE_FORMATS, DatasetConfig
 from rollmatch.data.formats.native import to_bins, why_without_area
+from rollmatch.data.image import ImageUnreadable, read_header
 from rollmatch.data.jsonl import LAZY_ABOVE, BadSamples, ReadRules
 from rollmatch.data.lazy import MOST_SPREAD, LazySamples
 from rollmatch.data.place import image_path
@@ -82,7 +82,7 @@ class HubRows:
         key = f"{self.origin}:{place}"
         try:
             record = self._record(self.table[place])
-        except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, OSError, ImageUnreadable) as error:
             problem = f"the row does not fit the mapping: {error!r}"
             return None, [
                 DataError(problem, code="row-invalid", key=key, remedy=f"Correct {SECTION}.columns, box or unit.")
@@ -101,8 +101,7 @@ class HubRows:
         else:
             if not images:
                 raise ValueError("there is no image")
-            with Image.open(images[0]) as image:
-                size = image.size
+            size, _ = read_header(images[0])
             objects, crowds = self._objects(row, size)
             metadata |= {"crowd": crowds} if crowds else {}
             record |= {"width": size[0], "height": size[1], "objects": objects}

@@ -1,15 +1,29 @@
-"""Rules of image files; only their headers are read."""
+"""Image files: their rules, for which only headers are read, and the pixels that every side of a run gets from them.
 
+Servers decode what they are sent in their own ways: stock vLLM puts what is transparent on white, transformers leaves
+the alpha channel out. So files that are not plain RGB or grey are sent as PNG of the pixels that the learner sees.
+"""
+
+import io
 import os
 import stat
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 
+import numpy as np
 from PIL import ExifTags, Image
 
 from rollmatch.errors import DataError
 
 UPRIGHT = 1
+_TURNED_BY_90 = (5, 6, 7, 8)
+_WITH_ORIENTATION = frozenset(("exif", "xmp", "XML:com.adobe.xmp"))
+"""Where Pillow looks for it."""
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
+_TAIL_BYTES = 1024
+_SENT_AS_STORED = ("PNG", "JPEG", "WEBP")
+_16_BITS = 65_535
 
 
 class ImageMissing(DataError):
@@ -39,13 +53,13 @@ class ImageTurned(DataError):
 def check_image(path: str, *, size: tuple[int, int] | None, key: str) -> Iterator[DataError]:
     """Broken rules of one image; ``size`` is (width, height) of the record, None when that is wrong itself."""
     try:
-        found, orientation = _read_header(path)
+        found, orientation = read_header(path)
     except FileNotFoundError:
         remedy = "Correct the path; it starts at image_root, or else at the directory of the JSONL file."
         yield ImageMissing(f"{path} does not exist", key=key, remedy=remedy)
         return
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        yield ImageUnreadable(f"{path} cannot be opened: {error}", key=key, remedy="Store it as PNG or JPEG.")
+    except ImageUnreadable as error:
+        yield ImageUnreadable(error.problem, key=key, remedy=error.remedy)
         return
     if orientation != UPRIGHT:
         problem = f"{path} is to be turned (EXIF orientation {orientation})"
@@ -61,9 +75,90 @@ def orientation_of(image: Image.Image) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _read_header(path: str) -> tuple[tuple[int, int], int]:
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
-        raise OSError("it is not a regular file")
+def read_header(path: str) -> tuple[tuple[int, int], int]:
+    """(width, height) as stored, and EXIF's orientation; a file that seems to be cut off is decoded.
+
+    Errors: ``FileNotFoundError``, ``ImageUnreadable``.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
+            raise OSError("it is not a regular file")
+        with Image.open(path) as image:
+            has_orientation = not _WITH_ORIENTATION.isdisjoint(image.info)
+            orientation = orientation_of(image) if has_orientation else UPRIGHT
+            size = image.size
+            if _lacks_end(path, image.format):
+                image.load()
+            _check_mode(image)
+            return size, orientation
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # Pillow's decoders raise whatever damaged bytes make them
+        raise unreadable(path, error) from error
+
+
+def upright_size(path: str | Path) -> tuple[int, int]:
+    """(width, height) once it is turned as EXIF says. Errors: ``ImageUnreadable``, also where there is no file."""
+    try:
+        (width, height), orientation = read_header(str(path))
+    except FileNotFoundError as error:
+        raise unreadable(path, error) from error
+    return (height, width) if orientation in _TURNED_BY_90 else (width, height)
+
+
+def unreadable(path: str | Path, error: Exception, *, key: str = "") -> ImageUnreadable:
+    """The error about a file that cannot be opened or decoded."""
+    problem = f"{path} cannot be opened: {error}"
+    return ImageUnreadable(problem, key=key or str(path), remedy="Store it as PNG or JPEG.")
+
+
+def rgb_of(image: Image.Image) -> Image.Image:
+    """The pixels in RGB as every backend gets them: no alpha channel, 16 bits as 8, the first of several frames.
+
+    Errors: ``ValueError`` for 32 bits, whose white nobody knows; those of Pillow's decoders.
+    """
+    _check_mode(image)
+    if _has_16_bits(image):
+        grey = np.asarray(image).astype(np.uint32) * 255 + _16_BITS // 2
+        image = Image.fromarray((grey // _16_BITS).astype(np.uint8))
+    made = image.convert("RGB")
+    made.info = {}  # else a color that counts as transparent is saved with it
+    return made
+
+
+def sent_bytes(path: str | Path) -> bytes:
+    """A file whose pixels are those of ``rgb_of`` for every reader: the stored one, or a PNG.
+
+    Errors: those of ``rgb_of``.
+    """
     with Image.open(path) as image:
-        orientation = orientation_of(image) if "exif" in image.info else UPRIGHT
-        return image.size, orientation
+        is_plain = image.mode in ("RGB", "L") and "transparency" not in image.info
+        if is_plain and image.format in _SENT_AS_STORED and not getattr(image, "is_animated", False):
+            return Path(path).read_bytes()
+        return as_png(image)
+
+
+def as_png(image: Image.Image) -> bytes:
+    """PNG of ``rgb_of``."""
+    encoded = io.BytesIO()
+    rgb_of(image).save(encoded, format="PNG", compress_level=1)
+    return encoded.getvalue()
+
+
+def _has_16_bits(image: Image.Image) -> bool:
+    """Pillow has 16 bits of some formats in 32."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+
+
+def _check_mode(image: Image.Image) -> None:
+    if image.mode in ("I", "F") and not _has_16_bits(image):
+        raise ValueError("it has 32 bits per pixel, of which nobody knows which are white")
+
+
+def _lacks_end(path: str, kind: str | None) -> bool:
+    end = _ENDS.get(kind or "")
+    if end is None:
+        return False
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        return end not in file.read()

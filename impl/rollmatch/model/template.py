@@ -6,6 +6,7 @@ embeddings (what a model's forward pass takes and what an engine reports back as
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from PIL import Image
 
 from rollmatch.data.chat import tagged_messages
 from rollmatch.data.content import IMAGE_TAG
-from rollmatch.errors import ConfigError, RolloutError
+from rollmatch.data.image import read_header, rgb_of, unreadable
+from rollmatch.errors import ConfigError, DataError, RollmatchError, RolloutError
 from rollmatch.model.images import (
     NO_IMAGES,
     ImageFeatures,
@@ -40,6 +42,18 @@ class PromptUncuttable(ConfigError):
     """A prompt that is to be cut has enough text beside its framing and images."""
 
     code = "prompt-too-long"
+
+
+class PromptNotRendered(DataError):
+    """The chat template failed for a sample."""
+
+    code = "prompt-not-rendered"
+
+
+class ImageNotProcessed(DataError):
+    """The model's processor failed for the images of a sample."""
+
+    code = "image-not-processed"
 
 
 class TurnsNotRendered(ConfigError):
@@ -117,7 +131,8 @@ class Template:
     def prompt_token_ids(self, sample: Sample) -> tuple[int, ...]:
         """[P'] the prompt with one placeholder per image, ready for the assistant's first token.
 
-        Errors: ``PromptUncuttable``, where ``max_prompt_len`` is less than framing and images need.
+        Errors: ``PromptUncuttable``, where ``max_prompt_len`` is less than framing and images need;
+        ``PromptNotRendered``, ``ImageNotProcessed``, ``ImageUnreadable``.
         """
         ids, limit = self.vocabulary.encode(self._render(sample)), self.options.max_prompt_len
         num_excess = 0 if limit is None else len(ids) + self._growth_of(sample, ids) - limit
@@ -130,7 +145,12 @@ class Template:
         return cut
 
     def _render(self, sample: Sample) -> str:
-        return self._chat_text(self.messages(sample), tools=sample.tools)
+        try:
+            return self._chat_text(self.messages(sample), tools=sample.tools)
+        except Exception as error:  # a template may do anything to what it is given
+            problem = f"the chat template fails: {type(error).__name__}: {error}"
+            remedy = "Correct its messages and tools, or give the model another template."
+            raise PromptNotRendered(problem, key=sample.origin, remedy=remedy) from error
 
     def _chat_text(self, messages: list[dict[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         text: str = self.tokenizer.apply_chat_template(
@@ -159,11 +179,14 @@ class Template:
         return self.vocabulary.encode(text)
 
     def load_images(self, sample: Sample) -> list[Image.Image]:
-        """The sample's images in RGB, as every backend gets them."""
+        """The sample's images in RGB, as every backend gets them. Errors: ``ImageUnreadable``."""
         images = []
         for path in sample.images:
-            with Image.open(path) as image:
-                images.append(image.convert("RGB"))
+            try:
+                with Image.open(path) as image:
+                    images.append(rgb_of(image))
+            except Exception as error:  # Pillow's decoders raise whatever damaged bytes make them
+                raise unreadable(path, error, key=sample.origin) from error
         return images
 
     def prompt_length(self, sample: Sample) -> int:
@@ -180,16 +203,20 @@ class Template:
         """Width and height in pixels of a sample's first image as the model gets it. Errors: ``ImagesNotSupported``."""
         if self.images is None or not sample.images:
             raise ImagesNotSupported("there is no image to measure", key=sample.origin, remedy="Take a vision model.")
-        with Image.open(sample.images[0]) as image:
-            return self.images.resized(image.size)
+        with processing(sample):
+            return self.images.resized(read_header(sample.images[0])[0])
 
     def image_features(self, sample: Sample) -> ImageFeatures:
-        """Tensors and tokens of a sample's images. Errors: ``ImagesNotSupported``."""
+        """Tensors and tokens of a sample's images.
+
+        Errors: ``ImagesNotSupported``, ``ImageUnreadable``, ``ImageNotProcessed``.
+        """
         if not sample.images:
             return NO_IMAGES
         if self.images is None:
             raise ImagesNotSupported("the model takes no images", key=sample.origin, remedy="Take a vision model.")
-        return self.images.process(self.load_images(sample))
+        with processing(sample):
+            return self.images.process(self.load_images(sample))
 
     def num_added_tokens(self, images: Sequence[Image.Image]) -> int:
         """Tokens that a prompt gains when the placeholders of its images are expanded."""
@@ -203,7 +230,8 @@ class Template:
         """Compare an expanded prompt with the processor's, of the whole text. Errors: ``PlaceholdersMisfit``."""
         text = self._render(sample)
         ours = self.expand(self.vocabulary.encode(text), self.image_features(sample))
-        made = self.processor(text=[text], images=[self.load_images(sample)], add_special_tokens=False)
+        with processing(sample):
+            made = self.processor(text=[text], images=[self.load_images(sample)], add_special_tokens=False)
         if list(ours) != list(made["input_ids"][0]):
             raise PlaceholdersMisfit(
                 f"{type(self.processor).__name__} tokenizes the text around an image together with it",
@@ -217,20 +245,32 @@ class Template:
             raise _describe_mismatch(sample, prompt_token_ids, rollout.prompt_token_ids, self.image_id)
 
     def _growth_of(self, sample: Sample, prompt_token_ids: Sequence[int]) -> int:
-        """Tokens that a prompt gains by its images. Errors: ``PlaceholdersMisfit``."""
+        """Tokens that a prompt gains by its images. Errors: ``PlaceholdersMisfit``, as ``image_features``."""
         if self.images is None or not sample.images:
             return 0
-        sizes = []
-        for path in sample.images:
-            with Image.open(path) as image:
-                sizes.append(image.size)
-        check_placeholders(prompt_token_ids, len(sizes), placeholder_id=self.placeholder_id)
-        return self.images.growth(tuple(sizes))
+        check_placeholders(prompt_token_ids, len(sample.images), placeholder_id=self.placeholder_id)
+        with processing(sample):
+            return self.images.growth(tuple(read_header(path)[0] for path in sample.images))
 
     def _find_pad_id(self) -> int:
         """The tokenizer's, or the stop token where it has none: what is padded is masked."""
         pad_id = self.tokenizer.pad_token_id
         return self.vocabulary.stop_id if pad_id is None else int(pad_id)
+
+
+@contextmanager
+def processing(sample: Sample) -> Iterator[None]:
+    """Name the sample whose image a processor refuses: each has limits of its own. Errors: ``ImageNotProcessed``."""
+    try:
+        yield
+    except RollmatchError as error:
+        if isinstance(error, DataError):
+            error.key = sample.origin  # not the file's
+        raise
+    except Exception as error:
+        problem = f"the model's processor fails for its image: {type(error).__name__}: {error}"
+        remedy = "Leave the sample out, or cut the image: its sides may be too short, or too different."
+        raise ImageNotProcessed(problem, key=sample.origin, remedy=remedy) from error
 
 
 def own_messages(sample: Sample) -> list[dict[str, object]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from rollmatch.data.image import rgb_of
 from rollmatch.records import NUM_BINS, Geometry
 from rollmatch.report.evaluations import Evaluation, Outline, Prediction, Scene
 from rollmatch.report.numbers import finite
@@ -27,9 +28,9 @@ def embed(path: Path) -> str | None:
             image.load()  # a truncated file is found out here, not by the browser
             if image.format in FORMATS and len(raw) <= MAX_BYTES and max(image.size) <= LONGEST_SIDE:
                 return _data_url(raw, FORMATS[image.format])
-            image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
-            smaller = io.BytesIO()
-            image.convert("RGB").save(smaller, format="JPEG", quality=85)
+            shown, smaller = rgb_of(image), io.BytesIO()
+            shown.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+            shown.save(smaller, format="JPEG", quality=85)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     return _data_url(smaller.getvalue(), "image/jpeg")

@@ -4,8 +4,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
+from rollmatch.data.image import sent_bytes
 from rollmatch.dialects.http import ServerRefused, TransportFailed
 from rollmatch.dialects.prompt import CallLog, Prompt, Reply, SamplingRules
 from rollmatch.dialects.session import RolloutServer, ServerUnreachable
@@ -165,8 +165,8 @@ class ServerCalls:
         return ServerLost(error.problem, key=server.base_url, remedy="Restart it; a later sync readmits it.")
 
     def _make_prompts(self, requests: Sequence[RolloutRequest]) -> list[Prompt]:
-        """Each image file is read once: the requests of a group share it."""
-        read = cache(lambda path: Path(path).read_bytes())
+        """Each image file is read once: the requests of a group share it. Errors: ``ImageUnreadable``."""
+        read = cache(sent_bytes)
         return [
             Prompt(
                 request_id=request.request_id,

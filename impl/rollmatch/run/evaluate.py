@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from rollmatch.config import RunConfig, load_config
 from rollmatch.config.files import check_model
+from rollmatch.config.servers import uses_servers
 from rollmatch.data.splits import load_split
 from rollmatch.errors import ConfigError, DataError, LaunchError
 from rollmatch.model.source import with_local_model
@@ -19,6 +20,7 @@ from rollmatch.run.directory import RESOLVED, last_checkpoint
 if TYPE_CHECKING:
     from torch import nn
 
+    from rollmatch.model.template import Template
     from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
 
 SPLITS = ("train", "val")
@@ -48,7 +50,7 @@ def evaluate(options: argparse.Namespace) -> None:
     samples = _load(subject.config, options)
     out = options.out or subject.directory / f"eval-{options.split}-{subject.step:06d}"
     out.mkdir(parents=True, exist_ok=True)
-    rollouts, objective = _roll_out(subject, samples, out)
+    samples, rollouts, objective = _roll_out(subject, samples, out, skip_bad=options.skip_bad)
     figures = judge(objective, samples, rollouts)
     from rollmatch.report.detection import write_detection_page
     from rollmatch.report.evaluations import load_evaluation
@@ -107,12 +109,25 @@ def _load(config: RunConfig, options: argparse.Namespace) -> Sequence[Sample]:
     return samples[: options.limit]
 
 
+def usable(template: "Template", samples: Sequence[Sample]) -> list[Sample]:
+    """Samples whose prompts and images the model can be given; the others are named."""
+    kept = []
+    for sample in samples:
+        try:
+            template.prompt_length(sample)
+            template.image_features(sample)
+        except DataError as error:
+            print(f"skipped: {error}", file=sys.stderr)
+        else:
+            kept.append(sample)
+    return kept
+
+
 def _roll_out(
-    subject: EvaluationTarget, samples: Sequence[Sample], out: Path
-) -> "tuple[list[Rollout], RolloutMatchingObjective]":
-    """One rollout per sample, by the configured backend with the subject's weights."""
+    subject: EvaluationTarget, samples: Sequence[Sample], out: Path, *, skip_bad: bool
+) -> "tuple[Sequence[Sample], list[Rollout], RolloutMatchingObjective]":
+    """The samples that can be used, and one rollout of each, by the configured backend with the subject's weights."""
     from rollmatch.config.effective import enforce_eager, rollout_backend
-    from rollmatch.config.servers import uses_servers
     from rollmatch.run.machine import check_engine, has_gpu, set_environment
     from rollmatch.startup import loading
 
@@ -135,6 +150,7 @@ def _roll_out(
 
         disable_progress_bar()
         template, model = make_template(config), _policy(subject)
+        samples = usable(template, samples) if skip_bad else samples
     journal = Journal(out / "journal.jsonl")
     source = make_source(config, model, template, journal=journal, ranks=Ranks.from_environment())
     try:
@@ -144,7 +160,7 @@ def _roll_out(
     finally:
         source.fence.backend.close()
         journal.close()
-    return rollouts, cast("RolloutMatchingObjective", make_objective(config, template))  # see _check
+    return samples, rollouts, cast("RolloutMatchingObjective", make_objective(config, template))  # see _check
 
 
 def _policy(subject: EvaluationTarget) -> "nn.Module":

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollmatch.config import RunConfig, effective
-from rollmatch.data import LazySamples, spread
-from rollmatch.errors import ConfigError
+from rollmatch.data import BadSamples, LazySamples, spread
+from rollmatch.errors import ConfigError, DataError
 from rollmatch.model.template import PromptUncuttable, Template
 from rollmatch.records import Sample
 from rollmatch.run.assemble import make_template
@@ -60,11 +60,12 @@ def fit_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]
 
     Of lazy samples only some are counted (``spread``), unless any may be skipped.
 
-    Errors: those of the template; ``prompt-too-long`` with ``overlong: error``, or where no sample is left.
+    Errors: ``BadSamples`` of all whose prompts cannot be made; those of the template; ``prompt-too-long`` with
+    ``overlong: error``, or where no sample is left.
     """
     everything, limit = samples, effective.max_prompt_len(config)
     samples = samples if config.overlong == "skip" else spread(samples)
-    lengths = [template.prompt_length(sample) for sample in samples]
+    lengths = _lengths_of(template, samples)
     longest, place = max((length, -place) for place, length in enumerate(lengths))
     origin, num_overlong = samples[-place].origin, sum(length > limit for length in lengths)
     for sample in _first_and_longest(samples, lengths):
@@ -83,6 +84,19 @@ def fit_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]
         num_skipped=len(samples) - len(places),
         num_cut=sum(lengths[place] > limit for place in places),
     )
+
+
+def _lengths_of(template: Template, samples: Sequence[Sample]) -> list[int]:
+    """Tokens of each prompt. Errors: ``BadSamples``."""
+    lengths, errors = list[int](), list[DataError]()
+    for sample in samples:
+        try:
+            lengths.append(template.prompt_length(sample))
+        except DataError as error:
+            errors.append(error)
+    if errors:
+        raise BadSamples(errors)
+    return lengths
 
 
 def check_packing(

@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from rollmatch.config.limits import LimitsConfig
+from rollmatch.data.image import rgb_of
 from rollmatch.server.failures import Refusal
 from rollmatch.server.remote_images import SCHEMES, fetch_image
 
@@ -60,7 +61,7 @@ class ImageReader:
         try:
             with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
                 self._count(image.width * image.height, budget, item=item, key=key)
-                return image.convert("RGB")
+                return rgb_of(image)
         except Refusal:
             raise
         except Image.DecompressionBombError as error:  # Pillow's own limit, found in the header

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from rollmatch.data.desc import check_desc
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, Summary, are_numbers, raise_bad
 from rollmatch.data.geometry import BOX_LEN, bins_of, twice_area
-from rollmatch.data.image import UPRIGHT, orientation_of
+from rollmatch.data.image import UPRIGHT, orientation_of, rgb_of
 from rollmatch.data.quick import parse_json
 from rollmatch.records import NUM_BINS
 
@@ -42,13 +42,13 @@ class NativeWriter:
         size = image.width, image.height
         try:
             path = self._upright(Path(image.path), size)
-        except (OSError, Image.DecompressionBombError) as error:
-            self.summary.dropped["image that cannot be opened"] += 1
-            self.bad(BadLabel(f"{image.path}: {error}", key=image.path, remedy="Correct the path, or give --images."))
-            return None
         except BadLabel as error:
             self.summary.dropped["image of another size than its labels say"] += 1
             self.bad(error)
+            return None
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            self.summary.dropped["image that cannot be opened"] += 1
+            self.bad(BadLabel(f"{image.path}: {error}", key=image.path, remedy="Correct the path, or give --images."))
             return None
         made = [(one, item) for one in image.objects if (item := self._item(one, size, image.path)) is not None]
         objects = [item for one, item in made if not one.is_crowd]
@@ -93,7 +93,7 @@ class NativeWriter:
                 return path.resolve()
             self.upright.mkdir(exist_ok=True)
             copy = self.upright / f"{self.summary.upright:06d}-{path.stem}.png"
-            upright.save(copy)
+            rgb_of(upright).save(copy)
             self.summary.upright += 1
             return copy.resolve()
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageOps
-
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, are_numbers, raise_bad
+from rollmatch.data.image import ImageUnreadable, upright_size
 from rollmatch.data.quick import parse_json
 
 _TAG = re.compile("<ref-object>|<bbox>")
@@ -65,10 +64,10 @@ def _labeled(line: str, images: Path, where: str) -> LabeledImage:
         raise BadLabel(f"{where} has images {named!r}", key=where, remedy="Give one image path a line.")
     path = images / named[0]
     try:
-        with Image.open(path) as opened:
-            width, height = ImageOps.exif_transpose(opened).size
-    except OSError as error:
-        raise BadLabel(f"{where}: {path}: {error}", key=where, remedy="Correct the path, or give --images.") from error
+        width, height = upright_size(path)
+    except ImageUnreadable as error:
+        problem = f"{where}: {error.problem}"
+        raise BadLabel(problem, key=where, remedy="Correct the path, or give --images.") from error
     objects, dropped = _objects(record, (width, height), where)
     return LabeledImage(path=str(path), width=width, height=height, objects=objects, dropped=dropped)
 

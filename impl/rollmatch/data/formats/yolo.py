@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from PIL import Image, ImageOps
 
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, are_numbers, raise_bad
+from rollmatch.data.image import ImageUnreadable, upright_size
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 LEAST, MOST = -0.01, 1.01
@@ -45,10 +45,9 @@ def read_yolo(path: Path, split: str, *, bad: OnBad = raise_bad) -> Iterator[Lab
     root = path.parent / described.get("path", ".")
     for image in _images(root, described[split]):
         try:
-            with Image.open(image) as opened:
-                width, height = ImageOps.exif_transpose(opened).size
-        except OSError as error:
-            bad(BadLabel(f"{image}: {error}", key=str(image), remedy="Correct the list of images."))
+            width, height = upright_size(image)
+        except ImageUnreadable as error:
+            bad(BadLabel(error.problem, key=str(image), remedy="Correct the list of images."))
             continue
         objects = tuple(_read_labels(_labels_of(image), labels, (width, height), bad))
         yield LabeledImage(path=str(image), width=width, height=height, objects=objects)

@@ -11,7 +11,6 @@ process may have one and generate; only one of them, the main process, opens the
 """
 
 import atexit
-import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from transformers.utils import get_json_schema
 
 from rollmatch.config.connection import FIRST_GROUP_PORT, base_url_of
+from rollmatch.data.image import as_png
 from rollmatch.dialects.http import JSON, ReplyMalformed
 from rollmatch.dialects.native.group import Rendezvous, resolve
 from rollmatch.dialects.reply import entries_of, field_of, ids_of
@@ -252,7 +252,5 @@ def with_png(message: Mapping[str, object]) -> dict[str, object]:
 
 
 def png_of(image: Image.Image) -> str:
-    """Base64 of the image as PNG."""
-    encoded = io.BytesIO()
-    image.save(encoded, format="PNG")
-    return text_of(encoded.getvalue())
+    """Base64 of the image as PNG, in RGB: what transformers' processors see of it, and no server reads otherwise."""
+    return text_of(as_png(image))
