@@ -5,7 +5,8 @@ import torch
 
 from conformance.doubles.digits import MODEL
 from rollmatch.config.training import ModelConfig, TunerConfig
-from rollmatch.model.checkpoint import merged_weights, model_key
+from rollmatch.model.adapters import model_key
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.merge import AdaptedWeight, LoraFactors, merge_by_kernel, merge_weight, merges_by_kernel
 from rollmatch.model.policy import load_policy
 

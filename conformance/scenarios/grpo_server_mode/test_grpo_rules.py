@@ -124,3 +124,22 @@ LORA, MEASURED = "tuner.train_type=lora", f"{SECTION}beta=0.1"
 def test_rollouts_used_once_are_scored_while_they_are_learnt_from(overrides, in_batch, old):
     config = config_with(*GRPO, "~.max_staleness=9", *overrides)
     assert (effective.reference_in_batch(config), effective.old_logprobs(config)) == (in_batch, old)
+
+
+BETA, LORA = "custom.extra.grpo.beta=0.1", "tuner.train_type=lora"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept", "in_batch"),
+    [
+        ((BETA,), True, False),
+        (("custom.extra.grpo.beta=0",), False, False),
+        ((BETA, LORA), False, True),
+        ((BETA, LORA, "model.adapter=runs/a"), False, True),
+        ((BETA, LORA, "model.adapter=runs/a", "model.adapter_start=continue"), True, False),
+    ],
+)
+def test_a_copy_of_the_policy_is_kept_where_no_adapter_can_be_off_instead(overrides, kept, in_batch):
+    config = config_with(*GRPO, *overrides)
+    assert (config.keeps_reference, effective.reference_in_batch(config)) == (kept, in_batch)
+    assert config_with(*overrides).keeps_reference is False

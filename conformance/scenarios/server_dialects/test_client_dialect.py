@@ -30,6 +30,8 @@ CHAT = (
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Look."}]},
 )
+UNSHAPED = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""What servers would else take from the model's generation_config.json."""
 PICTURED = Prompt(request_id="0.0.0", prompt_token_ids=(1, 2), messages=CHAT, images=(b"png",), seed=5)
 
 
@@ -151,7 +153,9 @@ def test_swift_puts_pictures_beside_tags():
     call = responses.post(f"{URL}/infer/", json=[entry], headers={"x-policy-version": "4"})
     (reply,) = server_of("swift").infer([PICTURED], RULES)
     assert (reply.response_token_ids, reply.finish_reason, reply.policy_version) == ((), "length", 4)
-    (sent,) = json.loads(call.calls[0].request.body)["infer_requests"]
+    body = json.loads(call.calls[0].request.body)
+    assert UNSHAPED.items() <= body["request_config"].items()
+    (sent,) = body["infer_requests"]
     assert [message["content"] for message in sent["messages"]] == ["Be brief.", "<image>Look."]
     assert sent["images"] == ["data:image/png;base64,cG5n"]
 
@@ -168,6 +172,7 @@ def test_trl_sends_ids_and_reads_why_a_response_ended():
     sent = json.loads(call.calls[0].request.body)
     assert (sent["prompts"], sent["images"], sent["n"]) == ([[1, 0], [1, 1]], [None, None], 1)
     assert sent["generation_kwargs"] == {"seed": 5, "stop_token_ids": [9]}
+    assert sent["min_p"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -186,10 +191,12 @@ def test_a_trl_answer_that_is_not_whole_is_refused(answer, code):
         server_of("trl").infer(prompts(1), RULES)
 
 
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#5"])
 @responses.activate
 def test_a_stock_server_gets_one_call_per_prompt():
     def answer(request):
         body = json.loads(request.body)
+        assert UNSHAPED.items() <= body.items()
         n = 7 if isinstance(body["messages"][-1]["content"], list) else int(body["messages"][0]["content"])
         choice = {"token_ids": [n, 9], "finish_reason": "stop"}
         return 200, {}, json.dumps({"prompt_token_ids": [1, n], "choices": [choice]})

@@ -4,9 +4,12 @@ import json
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from conformance.doubles.digits import BRIEF, CONFIG, MODEL, ROOT, load_model, template_of, tokens_of
 from conformance.doubles.instance import ENVIRONMENT, free_port
@@ -66,11 +69,14 @@ def stock_server(directory, *flags):
 pytestmark = pytest.mark.engine
 
 AS_SAMPLED = ("--logprobs-mode", "processed_logprobs")
+SHAPES = {"min_p": 0.3, "presence_penalty": 0.5, "frequency_penalty": 0.5, "top_k": 3, "repetition_penalty": 1.3}
+"""What a model's generation_config.json may hold, and a server then does unless a request says otherwise."""
 
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    with stock_server(tmp_path_factory.mktemp("stock"), *AS_SAMPLED) as url:
+    flags = (*AS_SAMPLED, "--override-generation-config", json.dumps(SHAPES))
+    with stock_server(tmp_path_factory.mktemp("stock"), *flags) as url:
         yield url
 
 
@@ -105,6 +111,32 @@ def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, ba
     decoding = Decoding(max_new_tokens=48, temperature=temperature, logprobs=True)
     rollouts = backend.generate(scene_requests, decoding)
     assert farthest_apart(load_model(), scene_requests, rollouts, temperature=temperature) < TOLERANCE
+
+
+FILES = {"rgba.png": "RGBA", "palette.png": "P", "grey.png": "LA", "grey16.png": "I;16"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_log_probabilities_of_images_that_readers_see_differently(name, backend, policies, scene_requests, tmp_path):
+    backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
+    requests = [with_image(request, tmp_path / f"{place}-{name}") for place, request in enumerate(scene_requests)]
+    rollouts = backend.generate(requests, Decoding(max_new_tokens=48, temperature=1.0, logprobs=True))
+    assert farthest_apart(load_model(), requests, rollouts, temperature=1.0) < TOLERANCE
+
+
+def with_image(request, path):
+    """The request with its image in another form, most of which has a transparent half."""
+    mode, made = FILES[path.name.partition("-")[2]], Image.open(request.sample.images[0]).convert("RGBA")
+    made.putalpha(Image.linear_gradient("L").resize(made.size))
+    saved = {}
+    if mode == "P":
+        made, saved = made.convert("RGB").quantize(16), {"transparency": bytes(range(0, 256, 16))}
+    elif mode == "I;16":
+        made = Image.fromarray(np.asarray(made.convert("L")).astype(np.uint16) * 257)
+    else:
+        made = made.convert(mode)
+    made.save(path, **saved)
+    return replace(request, sample=replace(request.sample, images=(str(path),)))
 
 
 @pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#4"])

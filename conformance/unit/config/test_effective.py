@@ -197,18 +197,6 @@ def test_layers_of_large_models_are_compiled_where_that_works(overrides, changed
     assert effective.compiles_layers(config_with(*overrides), **LARGE | changed) is compiled
 
 
-@pytest.mark.parametrize(
-    ("overrides", "kept"),
-    [
-        *((("custom.extra.grpo.beta=0.1",), True), (("custom.extra.grpo.beta=0",), False)),
-        (("custom.extra.grpo.beta=0.1", LORA), False),
-    ],
-)
-def test_a_copy_of_the_policy_is_kept_where_the_distance_counts_and_adapters_cannot_be_off(overrides, kept):
-    assert config_with(*GRPO, *overrides).keeps_reference is kept
-    assert config_with(*overrides).keeps_reference is False
-
-
 @pytest.mark.parametrize(("mode", "ranks", "sent"), [("full", 2, "full"), ("adapter", 1, "adapter")])
 def test_adapters_are_sent_by_one_rank(mode, ranks, sent):
     config = config_with(LORA, "~.vllm.enable_lora=true", f"~.vllm.sync.mode={mode}")

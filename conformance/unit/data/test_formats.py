@@ -14,8 +14,7 @@ from rollmatch.data import load_samples
 from rollmatch.data.formats import LabeledImage, LabeledObject
 from rollmatch.data.formats.coco import read_coco, write_coco
 from rollmatch.data.formats.native import NativeWriter, read_native, to_bins, to_pixels
-from rollmatch.data.formats.swift import read_swift, write_swift
-from rollmatch.data.formats.yolo import read_yolo, write_yolo
+from rollmatch.data.formats.swift import write_swift
 
 SIZE = (640, 480)
 ORIENTATION = 0x0112
@@ -230,95 +229,6 @@ def test_images_of_no_object_and_of_a_thousand(coco, tmp_path, number):
     assert len(sample.objects) == number
 
 
-def test_yolo_reads_boxes_outlines_and_images_without_labels(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / "images" / "train").mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (100, 200)).save(tmp_path / "images" / "train" / f"{name}.png")
-    (tmp_path / "labels" / "train").mkdir(parents=True)
-    (tmp_path / "labels" / "train" / "a.txt").write_text("0 0.5 0.5 0.2 0.1\n\n1 0.1 0.1 0.3 0.1 0.2 0.4\n")
-    (tmp_path / "data.yaml").write_text("path: .\ntrain: images/train\nnames: [cat, dog]\n")
-    first, second = read_yolo(tmp_path / "data.yaml", "train")
-    assert [(one.desc, one.box) for one in first.objects] == [
-        ("cat", pytest.approx((40, 90, 60, 110))),
-        ("dog", pytest.approx((10, 20, 30, 80))),
-    ]
-    assert second.objects == ()
-
-
-POSE = "0 0.5 0.5 0.2 0.4 0.1 0.1 2 0.9 0.9 2"
-BOX_OF_POSE = "0 0.5 0.5 0.2 0.4"
-FLAT_POSE = "0 0.5 0.5 0.2 0.4 0.1 0.1 0.9 0.9"
-ORIENTED = "0 0.4 0.3 0.6 0.3 0.6 0.7 0.4 0.7"
-
-
-@pytest.mark.parametrize(
-    ("shape", "line", "has_outline"),
-    [("[2, 3]", POSE, False), ("[2, 2]", FLAT_POSE, False), ("null", ORIENTED, True), ("null", BOX_OF_POSE, False)],
-)
-def test_keypoints_of_yolo_are_no_outline(tmp_path, shape, line, has_outline):
-    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
-    (tmp_path / "a.txt").write_text(line)
-    (tmp_path / "data.yaml").write_text(f"train: .\nnames: [cat]\nkpt_shape: {shape}\n")
-    assert run(tmp_path / "data.yaml", tmp_path / "out.jsonl", "--from", "yolo") == 0
-    assert json.loads((tmp_path / "out.jsonl").read_text())["objects"][0]["bbox_2d"] == [402, 303, 602, 706]
-    (image,) = read_yolo(tmp_path / "data.yaml", "train")
-    assert bool(image.objects[0].polygon) == has_outline
-
-
-@pytest.mark.parametrize(
-    ("described", "line", "words"),
-    [
-        ("names: [cat]\nkpt_shape: [2, 3]", "0 0.5 0.5 0.2 0.4", "has 4 numbers"),
-        ("names: [cat]\nkpt_shape: [3, 3]", POSE, "has 10 numbers"),
-        ("names: [cat]\nkpt_shape: 17", POSE, "kpt_shape 17"),
-        ("names: [cat]", POSE, "holds 2, which is not in 0..1"),
-        ("names: [cat]", "0 0.5 0.5 0.2 0.4 0.9", "has 5 numbers"),
-        ("names: [cat, cat]", BOX_OF_POSE, "names two classes 'cat'"),
-        ("names: {0: cat, 0: dog}", BOX_OF_POSE, "0 stands twice"),
-    ],
-)
-def test_labels_of_yolo_that_mean_something_else_are_refused(tmp_path, described, line, words):
-    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
-    (tmp_path / "a.txt").write_text(line)
-    (tmp_path / "data.yaml").write_text(f"train: .\n{described}\n")
-    with refused("label-invalid", problem=words):
-        list(read_yolo(tmp_path / "data.yaml", "train"))
-
-
-def test_yolo_gets_the_part_of_a_box_inside_the_image(tmp_path):
-    Image.new("RGB", (200, 100)).save(tmp_path / "a.png")
-    objects = tuple(LabeledObject(desc="cat", box=box) for box in ((100, -20, 260, 50), (210, 0, 260, 50)))
-    write_yolo([LabeledImage(path=str(tmp_path / "a.png"), width=200, height=100, objects=objects)], tmp_path / "out")
-    assert (tmp_path / "out/labels/000000-a.txt").read_text() == "0 0.750000 0.250000 0.500000 0.500000\n"
-
-
-def test_yolo_classes_are_numbered_as_they_come_and_readable(tmp_path):
-    Image.new("RGB", (100, 200)).save(tmp_path / "a.png")
-    objects = tuple(LabeledObject(desc=desc, box=(0, 0, 50, 50)) for desc in ("na\u00efve", "cat", "na\u00efve"))
-    image = LabeledImage(path=str(tmp_path / "a.png"), width=100, height=200, objects=objects)
-    write_yolo([image], tmp_path / "new" / "yolo")
-    names = "names:\n  0: na\u00efve\n  1: cat\n"
-    assert (tmp_path / "new/yolo/data.yaml").read_text() == f"path: .\ntrain: images\n{names}"
-    label = "0.250000 0.125000 0.500000 0.250000"
-    assert (tmp_path / "new/yolo/labels/000000-a.txt").read_text() == f"0 {label}\n1 {label}\n0 {label}\n"
-
-
-def test_a_bad_label_of_yolo_names_file_and_line(tmp_path):
-    Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
-    (tmp_path / "a.txt").write_text("0 0.5 0.5 0.2 0.1\n7 0.5 0.5 0.2 0.1\n")
-    (tmp_path / "data.yaml").write_text("train: .\nnames: {0: cat}\n")
-    with refused("label-invalid", f"{tmp_path / 'a.txt'}:2"):
-        list(read_yolo(tmp_path / "data.yaml", "train"))
-
-
-def test_swift_norm1_boxes_are_shares_of_the_image(tmp_path):
-    Image.new("RGB", (100, 200)).save(tmp_path / "a.png")
-    objects = {"ref": ["cat"], "bbox": [[0.1, 0.1, 0.5, 0.5]], "bbox_type": "norm1"}
-    (tmp_path / "train.jsonl").write_text(json.dumps({"images": ["a.png"], "objects": objects}) + "\n")
-    (image,) = read_swift(tmp_path / "train.jsonl", tmp_path)
-    assert image.objects[0].box == pytest.approx((10, 20, 50, 100))
-
-
 @pytest.mark.parametrize(("target", "box"), [("coco", [1.235, 2.0, 2.0, 3.0]), ("swift", [1.235, 2.0, 3.235, 5.0])])
 def test_boxes_are_written_to_a_thousandth_of_a_pixel(tmp_path, target, box):
     one = LabeledObject(desc="cat", box=(1.23456, 2.0, 3.23456, 5.0004))
@@ -332,51 +242,6 @@ def test_boxes_are_written_to_a_thousandth_of_a_pixel(tmp_path, target, box):
         write_swift([image], tmp_path / "out.jsonl", prompt="Trouv\u00e9")
         assert "Trouv\u00e9" in (tmp_path / "out.jsonl").read_text()
         assert json.loads((tmp_path / "out.jsonl").read_text())["objects"]["bbox"] == [box]
-
-
-@pytest.mark.parametrize(
-    "objects",
-    [
-        {"ref": ["cat"], "bbox": []},
-        {"ref": [], "bbox": [], "bbox_type": "norm1000"},
-        {"ref": ["cat"], "bbox": [3]},
-        {"ref": [1], "bbox": [[1, 2, 3, 4]]},
-        {"ref": ["cat", "dog"], "bbox": [[1, 2, 3, 4]] * 3},
-    ],
-)
-def test_a_bad_line_of_swift_is_named(tmp_path, objects):
-    Image.new("RGB", (100, 200)).save(tmp_path / "a.png")
-    path = tmp_path / "train.jsonl"
-    path.write_text("\n" + json.dumps({"images": ["a.png"], "objects": objects}) + "\n")
-    with refused("label-invalid", f"{path}:2"):
-        list(read_swift(path, tmp_path))
-
-
-REF_BOX = "<ref-object><bbox>"
-ONE, TWO, THREE = [10, 20, 30, 40], [50, 60, 70, 80], [15, 25, 35, 45]
-
-
-@pytest.mark.parametrize(
-    ("objects", "text", "descs", "dropped"),
-    [
-        ({"ref": ["sheep"], "bbox": [ONE, TWO]}, "<bbox><bbox>", ["sheep", "sheep"], ()),
-        ({"ref": ["a", "b"], "bbox": [ONE, TWO, THREE]}, f"{REF_BOX}, {REF_BOX}<bbox>", ["a", "b", "b"], ()),
-        ({"ref": [], "bbox": [ONE]}, "click(start_box='<bbox>')", [], ("box without a ref",)),
-        ({"ref": [], "bbox": [[615, 226]]}, "click(start_box='<bbox>')", [], ("point in place of a box",)),
-        ({"ref": ["a", "b"], "bbox": [ONE, [6, 2]]}, "", ["a"], ("point in place of a box",)),
-        ({"ref": [], "bbox": []}, "none", [], ()),
-        ({"ref": None, "bbox": None, "bbox_type": None}, "none", [], ()),
-    ],
-)  # fmt: skip
-def test_refs_of_swift_describe_the_boxes_that_the_documentation_says(tmp_path, objects, text, descs, dropped):
-    Image.new("RGB", (100, 200)).save(tmp_path / "a.png")
-    messages = [{"role": "user", "content": "<image>Find them."}, {"role": "assistant", "content": text}]
-    path = tmp_path / "train.jsonl"
-    path.write_text(json.dumps({"messages": messages, "images": ["a.png"], "objects": objects}) + "\n")
-    (image,) = read_swift(path, tmp_path)
-    assert ([one.desc for one in image.objects], image.dropped) == (descs, dropped)
-    summary = NativeWriter(tmp_path / "out.jsonl", polygons=False).write([image])
-    assert [*summary.dropped.elements()] == [*dropped]
 
 
 @given(st.data())

@@ -14,7 +14,8 @@ from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.refusals import refused
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
 from rollmatch.config.training import ModelConfig, TunerConfig
-from rollmatch.model.checkpoint import merged_weights, model_key
+from rollmatch.model.adapters import model_key
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.policy import count_weights, load_policy, prepare, unwrap, without_adapters
 
 DIGITS = Path(__file__).parents[3] / "fixtures/models/digits"

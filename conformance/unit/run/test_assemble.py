@@ -117,3 +117,15 @@ def test_memory_is_that_of_the_gpu_and_of_the_layers_that_kept_what_they_compute
     figures = computing.memory_figures(config_with(f"training.gradient_checkpointing={wanted}"), None)
     counted = {"layers": 3, "kept_layers": 2} if wanted == "auto" else {}
     assert figures == ({"gpu_memory": {"peak_gb": 2.5} | counted} if on_gpu else {})
+
+
+@pytest.mark.scenario(clauses=["determinism/the-same-seed-gives-the-same-order-and-the-same-requests#4"])
+def test_new_adapters_follow_the_seed_whatever_was_drawn_before():
+    def drawn(seed):
+        torch.rand(3)
+        policy = assemble.read_policy(load_digits(f"training.seed={seed}", "tuner.train_type=lora"))
+        return torch.cat([weight.detach().flatten() for name, weight in policy.named_parameters() if "lora_A" in name])
+
+    first, again, other = drawn(7), drawn(7), drawn(8)
+    assert torch.equal(first, again)
+    assert (first == other).float().mean() < 0.01

@@ -200,7 +200,7 @@ def reference_in_batch(config: RunConfig) -> bool:
     """
     rules = config.custom.extra.grpo
     measures = config.custom.learns_from_rewards and rules.beta != 0
-    return measures and config.tuner.train_type == "lora" and rules.num_iterations == 1
+    return measures and not config.keeps_reference and rules.num_iterations == 1
 
 
 def old_logprobs(config: RunConfig) -> Literal["server", "recomputed", "current"]:

@@ -41,9 +41,12 @@ class RunConfig(Section):
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether a second copy of the policy stays as it was: the distance to it counts, and it has no adapters."""
+        """Whether a second copy of the policy stays as it was: the distance to it counts, and no adapter can be left
+        out to get it back. One that is trained further was there before.
+        """
         counts = self.custom.learns_from_rewards and self.custom.extra.grpo.beta != 0
-        return counts and self.tuner.train_type != "lora"
+        continues = self.model.adapter is not None and self.model.adapter_start == "continue"
+        return counts and (self.tuner.train_type != "lora" or continues)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

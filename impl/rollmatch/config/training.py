@@ -46,7 +46,7 @@ class ModelConfig(Section):
     """Directory or hub id of a LoRA adapter (peft) to start from."""
     adapter_start: Literal["merge", "continue"] = "merge"
     """merge adds model.adapter to the weights before training; continue trains it further (tuner.train_type: lora, with
-    the adapter's own rank and targets)."""
+    the adapter's own rank and targets; with grpo.beta a second copy of the policy is kept, as it starts)."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further variables of the chat template, such as {enable_thinking: false}."""
     processor_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -49,6 +49,11 @@ class LazySamples(Sequence[Sample]):
         self.dropped = dropped
         """Why boxes were left out -> their number, as far as the data set was looked at."""
 
+    @property
+    def shown_dropped(self) -> str:
+        """What was left out, for people."""
+        return "".join(f"; dropped: {number} x {reason}" for reason, number in self.dropped.items())
+
     def __len__(self) -> int:
         return len(self.places)
 

@@ -38,6 +38,10 @@ class SamplingRules:
     """The stop tokens as texts, for dialects that name them so."""
 
 
+UNSHAPED = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Values that no run sets. They are sent, because servers would take them from ``generation_config.json``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """One response. Made by the dialects, used by ``rollout.servers``."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from rollmatch.config.training import TunerConfig
 from rollmatch.errors import ConfigError
-from rollmatch.model.checkpoint import model_key
+from rollmatch.model.adapters import model_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rollmatch.config.files import quantized
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.errors import ConfigError
-from rollmatch.model.checkpoint import is_adapted
+from rollmatch.model.adapters import TiedHeadAdapted, check_mergeable, is_adapted
 from rollmatch.model.parts import freeze
 from rollmatch.model.sharding import changeable, is_sharded, meta_of
 from rollmatch.model.vocabulary import Vocabulary
@@ -45,12 +45,6 @@ class ReferenceMissing(ConfigError):
     code = "reference-missing"
 
 
-class TiedHeadAdapted(ConfigError):
-    """An output head that is the embedding gets no adapter: merged, the two would be different weights."""
-
-    code = "tied-head-adapted"
-
-
 def load_policy(
     config: ModelConfig, tuner: TunerConfig, *, attn_implementation: str | dict[str, str] = "sdpa"
 ) -> nn.Module:
@@ -75,6 +69,7 @@ def _with_adapter(model: nn.Module, config: ModelConfig, tuner: TunerConfig) -> 
 
     continues = _continues(config, tuner)
     adapted = PeftModel.from_pretrained(cast("PreTrainedModel", model), config.adapter, is_trainable=continues)
+    check_mergeable(adapted)
     if continues:
         return cast(nn.Module, adapted)
     _merge_split(adapted)
@@ -190,6 +185,7 @@ def _adapt(model: nn.Module, tuner: TunerConfig) -> "PeftModel":
         **beside,
     )
     adapted: PeftModel = get_peft_model(model, settings)
+    check_mergeable(adapted)
     return adapted
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
-from rollmatch.model.checkpoint import is_adapted
+from rollmatch.model.adapters import is_adapted
 from rollmatch.model.source import SPLIT
 
 if TYPE_CHECKING:

@@ -5,18 +5,15 @@ with one placeholder per image (sent to engines), and *expanded*, with as many p
 embeddings (what a model's forward pass takes and what an engine reports back as ``prompt_token_ids``).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
-from rollmatch.data.chat import tagged_messages
-from rollmatch.data.content import IMAGE_TAG
 from rollmatch.data.image import read_header, rgb_of, unreadable
-from rollmatch.errors import ConfigError, DataError, RollmatchError, RolloutError
+from rollmatch.errors import ConfigError
 from rollmatch.model.images import (
     NO_IMAGES,
     ImageFeatures,
@@ -28,6 +25,7 @@ from rollmatch.model.images import (
     placeholder_ids,
 )
 from rollmatch.model.overlong import cut_left
+from rollmatch.model.sample_prompts import PromptNotRendered, describe_mismatch, own_messages, processing
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
 
@@ -44,28 +42,10 @@ class PromptUncuttable(ConfigError):
     code = "prompt-too-long"
 
 
-class PromptNotRendered(DataError):
-    """The chat template failed for a sample."""
-
-    code = "prompt-not-rendered"
-
-
-class ImageNotProcessed(DataError):
-    """The model's processor failed for the images of a sample."""
-
-    code = "image-not-processed"
-
-
 class TurnsNotRendered(ConfigError):
     """The chat template writes a message of the user's behind one of the assistant's, both as they are."""
 
     code = "turns-not-rendered"
-
-
-class PromptMismatch(RolloutError):
-    """The engine saw another prompt than the one the learner would teach on."""
-
-    code = "prompt-mismatch"
 
 
 NO_ID = -1
@@ -242,7 +222,7 @@ class Template:
     def check_alignment(self, sample: Sample, prompt_token_ids: Sequence[int], rollout: Rollout) -> None:
         """Raise ``PromptMismatch`` unless the engine saw exactly ``prompt_token_ids`` (expanded)."""
         if tuple(prompt_token_ids) != rollout.prompt_token_ids:
-            raise _describe_mismatch(sample, prompt_token_ids, rollout.prompt_token_ids, self.image_id)
+            raise describe_mismatch(sample, prompt_token_ids, rollout.prompt_token_ids, self.image_id)
 
     def _growth_of(self, sample: Sample, prompt_token_ids: Sequence[int]) -> int:
         """Tokens that a prompt gains by its images. Errors: ``PlaceholdersMisfit``, as ``image_features``."""
@@ -256,42 +236,6 @@ class Template:
         """The tokenizer's, or the stop token where it has none: what is padded is masked."""
         pad_id = self.tokenizer.pad_token_id
         return self.vocabulary.stop_id if pad_id is None else int(pad_id)
-
-
-@contextmanager
-def processing(sample: Sample) -> Iterator[None]:
-    """Name the sample whose image a processor refuses: each has limits of its own. Errors: ``ImageNotProcessed``."""
-    try:
-        yield
-    except RollmatchError as error:
-        if isinstance(error, DataError):
-            error.key = sample.origin  # not the file's
-        raise
-    except Exception as error:
-        problem = f"the model's processor fails for its image: {type(error).__name__}: {error}"
-        remedy = "Leave the sample out, or cut the image: its sides may be too short, or too different."
-        raise ImageNotProcessed(problem, key=sample.origin, remedy=remedy) from error
-
-
-def own_messages(sample: Sample) -> list[dict[str, object]]:
-    """A sample's own chat as a chat template takes it; images stand where tagged, else before the first question.
-
-    >>> sample = Sample(sample_id=0, origin="x:1", images=("a.png",), messages=(("user", "Is <image> red?"),))
-    >>> [part["type"] for part in own_messages(sample)[0]["content"]]
-    ['text', 'image', 'text']
-    """
-    if not sample.images:
-        return [{"role": role, "content": text} for role, text in sample.messages]
-    images = iter(sample.images)
-    return [{"role": role, "content": list(_parts_of(text, images))} for role, text in tagged_messages(sample)]
-
-
-def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, object]]:
-    for place, part in enumerate(text.split(IMAGE_TAG)):
-        if place:
-            yield {"type": "image", "image": next(images)}
-        if part:
-            yield {"type": "text", "text": part}
 
 
 def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs_images: bool) -> Any:
@@ -308,32 +252,3 @@ def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs
     if needs_images and not hasattr(processor, "image_processor"):
         raise ImagesNotSupported(f"{directory} has no image processor", key="model.model", remedy=remedy)
     return processor
-
-
-def _describe_mismatch(sample: Sample, learner: Sequence[int], engine: Sequence[int], image_id: int) -> PromptMismatch:
-    """Name the first differing position, both ids, and what usually causes such a difference."""
-    shorter = min(len(learner), len(engine))
-    place = next((i for i in range(shorter) if learner[i] != engine[i]), shorter)
-    ours, theirs = (ids[place] if place < len(ids) else None for ids in (learner, engine))
-    if image_id in (ours, theirs):
-        cause = "The two sides resize images differently: give both the same preprocessor_config.json."
-    elif place == 0 or _ends_alike(learner, engine):
-        cause = "A system message is missing on one side: pin the same chat template on both."
-    else:
-        cause = "The chat template or the tokenizer differs: serve the directory the learner trains."
-    return PromptMismatch(
-        f"prompts differ first at position {place}: learner {ours}, engine {theirs} "
-        f"(lengths {len(learner)} and {len(engine)})",
-        key=sample.origin,
-        remedy=cause,
-    )
-
-
-def _ends_alike(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether the shorter list is the end of the longer one.
-
-    >>> _ends_alike([1, 7, 1, 8], [1, 8]), _ends_alike([1, 8], [1, 7, 1, 8]), _ends_alike([1, 8], [1, 7, 1, 9])
-    (True, True, False)
-    """
-    shorter, longer = sorted((tuple(one), tuple(other)), key=len)
-    return longer[len(longer) - len(shorter) :] == shorter

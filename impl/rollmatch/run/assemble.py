@@ -89,9 +89,14 @@ def _trains_vision(config: RunConfig) -> bool:
 
 
 def read_policy(config: RunConfig) -> torch.nn.Module:
-    """The policy, frozen and adapted as configured. Errors: those of ``load_policy``."""
+    """The policy, frozen and adapted as configured; new adapters are drawn from ``training.seed``.
+
+    Errors: those of ``load_policy``.
+    """
     model = config.model.model_copy(update={"torch_dtype": effective.learner_dtype(config)})
-    return load_policy(model, config.tuner, attn_implementation=attention_of(config))
+    with torch.random.fork_rng():
+        torch.manual_seed(config.training.seed)
+        return load_policy(model, config.tuner, attn_implementation=attention_of(config))
 
 
 def make_template(config: RunConfig) -> Template:

@@ -1,6 +1,7 @@
 """Requests of any dialect as engine prompts: ids with one placeholder per image, and the decoded images."""
 
 import inspect
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -145,7 +146,7 @@ class PromptMaker:
         bare = iter(request.images)
         values: list[str | bytes] = []
         try:
-            messages = [_with_images(dict(message), bare, values) for message in request.messages or ()]
+            messages = [_with_images(_with_calls(message), bare, values) for message in request.messages or ()]
             if left := list(bare):
                 messages = _lead_with_images(messages, num_images=len(left))
                 values = left + values
@@ -211,6 +212,35 @@ def _template_values(values: Mapping[str, object]) -> Mapping[str, object]:
     if taken := sorted(_NOT_OF_TEMPLATES & set(values)):
         raise ValueError(f"{taken[0]} is no variable of a chat template")
     return values
+
+
+def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose tool calls have objects as arguments, as chat templates and vLLM's OpenAI routes have them.
+
+    >>> call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    >>> _with_calls({"role": "assistant", "tool_calls": [call]})["tool_calls"][0]["function"]["arguments"]
+    {'a': 1}
+    """
+    made, calls = dict(message), message.get("tool_calls")
+    if message.get("role") != "assistant" or "tool_calls" not in made:
+        return made
+    del made["tool_calls"]
+    if not calls:
+        return made
+    called = [
+        call | {"function": call["function"] | {"arguments": _as_object(call["function"].get("arguments"))}}
+        for call in calls
+    ]
+    return made | {"tool_calls": called}
+
+
+def _as_object(arguments: object) -> dict[str, Any]:
+    """Arguments of a call; what is no object counts as none, as in vLLM."""
+    try:
+        read = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}
 
 
 def _with_images(message: dict[str, Any], bare: Iterator[str | bytes], values: list[str | bytes]) -> dict[str, Any]:

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rollmatch.errors import SyncError
+from rollmatch.model.adapters import adapter_layers, is_adapted, is_plain_lora, model_key
 from rollmatch.model.checkpoint import (
     CheckpointNames,
     checkpoint_names,
     checkpoint_tensors,
-    is_adapted,
     merged_weights,
-    model_key,
 )
 from rollmatch.model.sharding import is_sharded
 from rollmatch.weights.plan import Merge, Spec, spec_of
@@ -86,7 +85,7 @@ class NamedWeights:
 
     def specs(self) -> list[Spec] | None:
         """Name, type and shape of each, in order, before one is gathered or merged; None where all are in memory."""
-        if not self.is_sharded and not is_adapted(self.model):
+        if not self.is_sharded and not is_adapted(self.model) and not adapter_layers(self.model):
             return None
         return [spec_of(*pair) for pair in checkpoint_tensors(self.model)]
 
@@ -106,13 +105,17 @@ def named_weights(model: nn.Module) -> NamedWeights:
 
 def adapter_of(model: nn.Module) -> Adapter:
     """The active adapter of a policy. Errors: ``AdapterNotSendable``."""
-    layers = [(name, module) for name, module in model.named_modules() if hasattr(module, "lora_A")]
+    layers = adapter_layers(model)
     if not layers:
         remedy = "Set sync.mode to full, or tuner.train_type to lora."
         raise AdapterNotSendable("the policy has no adapter", key="tuner.train_type", remedy=remedy)
+    for name, layer in layers:
+        if not is_plain_lora(layer):
+            problem = f"{type(layer).__name__} is no plain LoRA or DoRA, or merged, or off"
+            raise AdapterNotSendable(problem, key=model_key(name), remedy=_FULL, code="adapter-incomplete")
     for name, weight in model.named_parameters():
-        if weight.requires_grad and "lora_" not in name:
-            problem = f"{name} learns beside the adapter"
+        if (weight.requires_grad and "lora_" not in name) or ".modules_to_save." in name:
+            problem = f"{name} changes beside the adapter"
             raise AdapterNotSendable(problem, key=model_key(name), remedy=_FULL, code="adapter-incomplete")
     tensors: list[tuple[str, Tensor]] = []
     merges, names = [], checkpoint_names(model)

@@ -11,7 +11,7 @@ from typing import Any
 from rollmatch.data.content import IMAGE_TAG
 from rollmatch.dialects.dialect import Post
 from rollmatch.dialects.http import JSON
-from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.prompt import UNSHAPED, Prompt, Reply, SamplingRules
 from rollmatch.dialects.reply import chat_reply_of, entries_of, field_of
 
 ROUTE = "/infer"
@@ -57,6 +57,7 @@ def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, obje
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "repetition_penalty": sampling.repetition_penalty,
+            **UNSHAPED,
             "stop": list(sampling.stop_texts),
             "seed": prompts[0].seed,
             "n": 1,

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollmatch.dialects.dialect import Post
 from rollmatch.dialects.http import JSON, ReplyMalformed
-from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.prompt import UNSHAPED, Prompt, Reply, SamplingRules
 from rollmatch.dialects.reply import entries_of, field_of, filled, ids_of, logprobs_of
 from rollmatch.dialects.swift.client import text_of, version_of
 
@@ -92,6 +92,7 @@ def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, obje
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "repetition_penalty": sampling.repetition_penalty,
+        "min_p": UNSHAPED["min_p"],
         "logprobs": 0 if sampling.logprobs else None,
         "generation_kwargs": {"seed": prompts[0].seed, "stop_token_ids": list(sampling.stop_token_ids)},
     }

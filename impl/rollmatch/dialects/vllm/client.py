@@ -7,7 +7,7 @@ from typing import Any
 from rollmatch.dialects.dialect import Post
 from rollmatch.dialects.http import JSON
 from rollmatch.dialects.native.client import BANNED
-from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.prompt import UNSHAPED, Prompt, Reply, SamplingRules
 from rollmatch.dialects.reply import chat_reply_of
 from rollmatch.dialects.swift.client import text_of
 
@@ -49,6 +49,7 @@ def encode(prompt: Prompt, sampling: SamplingRules) -> dict[str, object]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "repetition_penalty": sampling.repetition_penalty,
+        **UNSHAPED,
         "seed": prompt.seed,
         "stop_token_ids": list(sampling.stop_token_ids),
         "logit_bias": {str(token_id): BANNED for token_id in sampling.banned_token_ids},

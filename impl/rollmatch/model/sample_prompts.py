@@ -1,0 +1,92 @@
+"""A sample's own chat as a template takes it, and the errors that name a sample whose prompt cannot be used."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rollmatch.data.chat import tagged_messages
+from rollmatch.data.content import IMAGE_TAG
+from rollmatch.errors import DataError, RollmatchError, RolloutError
+from rollmatch.records import Sample
+
+
+class PromptNotRendered(DataError):
+    """The chat template failed for a sample."""
+
+    code = "prompt-not-rendered"
+
+
+class ImageNotProcessed(DataError):
+    """The model's processor failed for the images of a sample."""
+
+    code = "image-not-processed"
+
+
+class PromptMismatch(RolloutError):
+    """The engine saw another prompt than the one the learner would teach on."""
+
+    code = "prompt-mismatch"
+
+
+@contextmanager
+def processing(sample: Sample) -> Iterator[None]:
+    """Name the sample whose image a processor refuses: each has limits of its own. Errors: ``ImageNotProcessed``."""
+    try:
+        yield
+    except RollmatchError as error:
+        if isinstance(error, DataError):
+            error.key = sample.origin  # not the file's
+        raise
+    except Exception as error:
+        problem = f"the model's processor fails for its image: {type(error).__name__}: {error}"
+        remedy = "Leave the sample out, or cut the image: its sides may be too short, or too different."
+        raise ImageNotProcessed(problem, key=sample.origin, remedy=remedy) from error
+
+
+def own_messages(sample: Sample) -> list[dict[str, object]]:
+    """A sample's own chat as a chat template takes it; images stand where tagged, else before the first question.
+
+    >>> sample = Sample(sample_id=0, origin="x:1", images=("a.png",), messages=(("user", "Is <image> red?"),))
+    >>> [part["type"] for part in own_messages(sample)[0]["content"]]
+    ['text', 'image', 'text']
+    """
+    if not sample.images:
+        return [{"role": role, "content": text} for role, text in sample.messages]
+    images = iter(sample.images)
+    return [{"role": role, "content": list(_parts_of(text, images))} for role, text in tagged_messages(sample)]
+
+
+def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, object]]:
+    for place, part in enumerate(text.split(IMAGE_TAG)):
+        if place:
+            yield {"type": "image", "image": next(images)}
+        if part:
+            yield {"type": "text", "text": part}
+
+
+def describe_mismatch(sample: Sample, learner: Sequence[int], engine: Sequence[int], image_id: int) -> PromptMismatch:
+    """Name the first differing position, both ids, and what usually causes such a difference."""
+    shorter = min(len(learner), len(engine))
+    place = next((i for i in range(shorter) if learner[i] != engine[i]), shorter)
+    ours, theirs = (ids[place] if place < len(ids) else None for ids in (learner, engine))
+    if image_id in (ours, theirs):
+        cause = "The two sides resize images differently: give both the same preprocessor_config.json."
+    elif place == 0 or _ends_alike(learner, engine):
+        cause = "A system message is missing on one side: pin the same chat template on both."
+    else:
+        cause = "The chat template or the tokenizer differs: serve the directory the learner trains."
+    return PromptMismatch(
+        f"prompts differ first at position {place}: learner {ours}, engine {theirs} "
+        f"(lengths {len(learner)} and {len(engine)})",
+        key=sample.origin,
+        remedy=cause,
+    )
+
+
+def _ends_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether the shorter list is the end of the longer one.
+
+    >>> _ends_alike([1, 7, 1, 8], [1, 8]), _ends_alike([1, 8], [1, 7, 1, 8]), _ends_alike([1, 8], [1, 7, 1, 9])
+    (True, True, False)
+    """
+    shorter, longer = sorted((tuple(one), tuple(other)), key=len)
+    return longer[len(longer) - len(shorter) :] == shorter
