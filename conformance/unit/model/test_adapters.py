@@ -118,6 +118,12 @@ def test_a_second_adapter_may_be_on_other_layers():
         assert_sent(model)
 
 
+def test_an_adapter_that_transformers_has_put_on_is_merged_too():
+    model = model_of()
+    model.add_adapter(LoraConfig(r=2, target_modules=QV, init_lora_weights=False))
+    assert_sent(model)
+
+
 def test_parameters_of_experts_are_merged():
     parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     settings = LoraConfig(r=2, target_modules=["q_proj"], target_parameters=parameters)

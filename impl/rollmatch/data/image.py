@@ -121,9 +121,9 @@ def rgb_of(image: Image.Image) -> Image.Image:
     if _has_16_bits(image):
         grey = np.asarray(image).astype(np.uint32) * 255 + _16_BITS // 2
         image = Image.fromarray((grey // _16_BITS).astype(np.uint8))
-    made = image.convert("RGB")
-    made.info = {}  # else a color that counts as transparent is saved with it
-    return made
+    plain = image.copy()
+    plain.info = {}  # else a color that counts as transparent is kept, and saved with it
+    return plain.convert("RGB")
 
 
 def sent_bytes(path: str | Path) -> bytes:
