@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from conformance.refusals import refused
+from conformance.doubles.refusals import refused
 from rollmatch.data.formats.native import NativeWriter
 from rollmatch.data.formats.swift import read_swift
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from conformance.refusals import refused
+from conformance.doubles.refusals import refused
 from rollmatch.cli.main import main
 from rollmatch.data.formats import LabeledImage, LabeledObject
 from rollmatch.data.formats.yolo import read_yolo, write_yolo

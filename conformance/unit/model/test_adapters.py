@@ -17,7 +17,7 @@ from peft import (
 )
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from conformance.refusals import refused
+from conformance.doubles.refusals import refused
 from rollmatch.model.checkpoint import checkpoint_tensors, merged_weights
 from rollmatch.weights.named_weights import adapter_of
 

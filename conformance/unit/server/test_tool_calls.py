@@ -2,7 +2,7 @@
 
 import pytest
 
-from conformance.server.stand_in import make_parts
+from conformance.doubles.stand_in import make_parts
 from rollmatch.server.images import PixelBudget
 from rollmatch.server.payloads import Sampling
 from rollmatch.server.prompts import GenerateRequest
