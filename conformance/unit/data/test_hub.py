@@ -149,7 +149,7 @@ def test_what_arrow_fills_with_null_is_missing(tmp_path):
     first, second = load_samples(tmp_path / "train.jsonl", systems=SystemMessages(chats=""))
     assert (first.tools, second.tools) == ((TOOL_A,), (TOOL_B,))
     assert (first.images, len(second.images)) == ((), 1)
-    assert (first.messages, second.messages) == ((("system", "Be brief."), ("user", "2?")), (("user", "2?"),))
+    assert (first.messages, second.messages) == ((("system", "Be brief."), ("user", "1?")), (("user", "2?"),))
 
 
 @pytest.mark.parametrize(
