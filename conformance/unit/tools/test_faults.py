@@ -24,7 +24,7 @@ late = replace(found, name="late", source=source, tests=(sys.argv[2],))
 trials = (found, replace(found, name="not found", source=f"{source}\\nUNUSED = 1\\n"), broken, late)
 print(json.dumps({each.trial.name: each.outcome for each in run_trials(trials, num_workers=2)}))
 """
-QUICK = "seed-without-rank"
+QUICK = "description-corrected-at-full-weight"
 TIMES_OUT = """
 import os, signal, subprocess, sys
 
@@ -38,7 +38,7 @@ def test_that_starts_a_server_and_times_out():
 def test_every_fault_fits_the_code_and_has_tests():
     tests = map_tests(read_claims())
     faults = read_faults()
-    assert 60 <= len(faults) <= 120
+    assert len(faults) <= 60
     for fault in faults:
         trial = trial_of(fault, tests)
         compile(trial.source, fault.fault_id, "exec")
