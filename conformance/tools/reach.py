@@ -39,7 +39,7 @@ BESIDE = {
     "unit/rollout/test_vllm_colocate.py": "rollout/vllm_colocate",
     "judge/vectors/test_vectors.py": "cli/vectors",
     "scenarios/learner_ranks/test_ranks_of_learner.py": "model/sharding",
-    "scenarios/learner_ranks/test_ddp.py": "model/sharding|training/segment_trainer|learn/score",
+    "scenarios/learner_ranks/test_ddp.py": "model/sharding|training/trainer|learn/score",
     "scenarios/learner_ranks/test_strategies.py": "model/sharding",
     "unit/learn/test_kernels.py": "_kernel|model/merge",
     "unit/test_startup.py": "rollmatch/startup",

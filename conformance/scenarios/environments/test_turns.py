@@ -26,7 +26,6 @@ def test_a_run_that_goes_on_in_mid_window_learns_what_it_would_have_learnt(varia
     whole.train()
     resumed = make_trainer(tmp_path / "resumed", *overrides)
     checkpoint = tmp_path / "whole/checkpoint-3"
-    resumed.restore_packer_state(checkpoint)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert [event["step"] for event in events(whole, "played")] == [0, 4]
     assert [event["step"] for event in events(resumed, "played")] == [4]

@@ -15,8 +15,8 @@ from conformance.doubles.started import finish_ranks
 from rollmatch.model.source import local_directory
 from rollmatch.run.export import load_trained
 from rollmatch.training.checkpoint import SavedLearner, find_damage
+from rollmatch.training.checkpointer import saved_learner
 from rollmatch.training.packer_state import PackerState, write_packer_state
-from rollmatch.training.segment_trainer import saved_learner
 
 WORKER = ("-m", "conformance.doubles.ddp_worker", "digits")
 KINDS = {"full": (), "adapters": ("tuner.train_type=lora", "tuner.lora_rank=2")}

@@ -84,7 +84,6 @@ def test_episodes_learn_the_same_in_windows_and_resume_exactly(variant, tmp_path
     assert (found - expected).norm() < TOLERANCE * expected.norm()
     resumed = turns.make_trainer(tmp_path / "resumed", *settings, *rows)
     checkpoint = tmp_path / "whole/checkpoint-3"
-    resumed.restore_packer_state(checkpoint)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     learnt = [event["sample_ids"] for event in events(resumed, "packed")]
     assert learnt == [event["sample_ids"] for event in events(whole, "packed")][3:]

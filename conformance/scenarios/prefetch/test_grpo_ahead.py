@@ -126,7 +126,6 @@ def test_a_run_that_continues_requests_and_learns_what_it_would_have(windowed, t
     overrides = (*GRPO, *WINDOW)
     rest, _ = overlapped(tmp_path, "ahead", *overrides, max_staleness=4, lead=1, **SHALLOW)
     checkpoint = folder / f"checkpoint-{done}"
-    rest.restore_packer_state(checkpoint)
     rest.train(resume_from_checkpoint=str(checkpoint))
     learnt, rest_learnt = ([event["sample_ids"] for event in events(run, "packed")] for run in (whole, rest))
     assert len(learnt) == 9

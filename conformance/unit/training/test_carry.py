@@ -117,7 +117,7 @@ def checkpoint_of(narrow, tmp_path):
 @pytest.mark.scenario("packing/a-resumed-run-packs-on", clauses=["packing/the-waiting-list-is-bounded#6"])
 def test_a_checkpoint_brings_the_waiting_segments_back(narrow, checkpoint_of, tmp_path):
     trainer = make_trainer(tmp_path, *NARROW, samples=scenes("train")[:12])
-    trainer.restore_packer_state(checkpoint_of)
+    trainer.checkpointer.restore(checkpoint_of)
     packer, waiting = trainer.learner.batcher.packer, forget_versions(narrow.learner.batcher.packer.state())
     assert packer.state() == list(waiting) != []
     assert packer.pop_row().segments[0] == waiting[0]
@@ -133,12 +133,12 @@ def test_a_step_that_fails_half_way_leaves_what_waited_before_it(tmp_path, monke
 
     monkeypatch.setattr(broken, "check", fail)
     with pytest.raises(ServerDied):
-        train_or_save(broken, None)
+        broken.train()
     asked, taken = (
         list(chain(*(event["sample_ids"] for event in events(broken, name)[:2]))) for name in ("requested", "packed")
     )
     resumed = make_trainer(tmp_path, *NARROW, samples=scenes("train")[:12], is_shallow=True)
-    resumed.restore_packer_state(tmp_path / "checkpoint-2")
+    resumed.checkpointer.restore(tmp_path / "checkpoint-2")
     waiting = [segment.sample.sample_id for segment in resumed.learner.batcher.packer.state()]
     assert sorted([*chain(*taken), *waiting]) == sorted(asked)
     assert waiting
@@ -156,5 +156,5 @@ def test_a_carry_that_does_not_fit_is_refused(wrong, narrow, checkpoint_of, tmp_
     others = [sample for sample in scenes("train")[:12] if sample.sample_id not in waiting]
     trainer = make_trainer(tmp_path, *NARROW, samples=others if wrong == "of another data set" else None)
     with refused("carry-unfit", str(file)):
-        trainer.restore_packer_state(checkpoint_of)
+        trainer.checkpointer.restore(checkpoint_of)
     assert trainer.learner.batcher.packer.state() == []

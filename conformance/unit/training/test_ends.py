@@ -1,9 +1,10 @@
 """Runs that have nothing left to learn, or nothing left to learn with."""
 
-from types import SimpleNamespace
+import dataclasses
 
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import events, make_trainer
+from rollmatch.ranks import Ranks
 from rollmatch.run.callbacks import RunWatcher
 
 
@@ -31,11 +32,24 @@ def test_a_loss_that_is_no_number_ends_the_run_before_its_weights_are_saved(tmp_
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 
 
+class OneRankHasNoNumber(Ranks):
+    """Rank 0 of two; the other one says what this one says, and that its loss is no number."""
+
+    def gather(self, item):
+        return [item, False if item is True else item]
+
+    def barrier(self):
+        pass
+
+    def sum(self, numbers):
+        return list(numbers)
+
+
 def test_all_ranks_end_where_the_loss_of_one_is_no_number(tmp_path):
-    _, watcher = watched(tmp_path)
-    watcher.trainer = SimpleNamespace(
-        report=SimpleNamespace(is_finite=True),
-        source=SimpleNamespace(ranks=SimpleNamespace(gather=lambda own: [own, False])),
-    )
-    with refused("loss-not-finite", "training.learning_rate"):
-        watcher.on_step_end(None, SimpleNamespace(global_step=7), None)
+    trainer = make_trainer(tmp_path, "training.save_steps=1")
+    ranks = OneRankHasNoNumber(rank=0, learner_world_size=2)
+    trainer.source.fence.ranks = ranks
+    trainer.source = trainer.overlap.source = dataclasses.replace(trainer.source, ranks=ranks)
+    with refused("loss-not-finite", "training.learning_rate", problem="step 1"):
+        trainer.train()
+    assert not list(tmp_path.glob("checkpoint-*"))

@@ -119,12 +119,11 @@ def test_a_run_whose_servers_die_is_resumed_where_it_stopped(tmp_path):
     broken = make_trainer(tmp_path / "broken", *SHORT, is_shallow=True)
     fail_at(broken, 3)
     with pytest.raises(ServerDied):
-        train_or_save(broken, None)
+        broken.train()
     checkpoint = tmp_path / "broken" / "checkpoint-2"
     assert (checkpoint / "trainer_state.json").exists()
     resumed = make_trainer(tmp_path / "broken", *SHORT, is_shallow=True)
-    resumed.restore_packer_state(checkpoint)
-    train_or_save(resumed, checkpoint)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
     assert requested(resumed)[-4:] == requested(whole)[-4:]
     ours, theirs = weights_of(resumed.model), weights_of(whole.model)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -134,5 +133,5 @@ def test_nothing_is_saved_before_the_first_step(tmp_path):
     trainer = make_trainer(tmp_path, *SHORT, is_shallow=True)
     fail_at(trainer, 1)
     with pytest.raises(ServerDied):
-        train_or_save(trainer, None)
+        trainer.train()
     assert not list(tmp_path.glob("checkpoint-*"))

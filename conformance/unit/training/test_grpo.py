@@ -148,7 +148,6 @@ def test_later_passes_are_measured_against_where_the_window_began(windowed):
 def test_a_run_that_continues_in_mid_window_learns_what_it_would_have_learnt(windowed, tmp_path):
     trainer, overrides, folder = windowed
     resumed = make_trainer(tmp_path, *overrides, samples=unseen(SAMPLES), is_shallow=True)
-    resumed.restore_packer_state(folder / "checkpoint-3")
     resumed.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
     assert [event["step"] for event in events(resumed, "requested")] == [4]
     assert events(resumed, "requested")[0]["seeds"] == events(trainer, "requested")[1]["seeds"]

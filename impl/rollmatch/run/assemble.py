@@ -40,7 +40,7 @@ from rollmatch.run.plugins import needs_coord_tokens
 from rollmatch.run.preflight import check_training_arguments
 from rollmatch.run.strategy import complete, strategy_arguments
 from rollmatch.run.strategy_check import LAUNCHER_FIELDS
-from rollmatch.training.segment_trainer import Learner
+from rollmatch.training.learner import Learner
 
 
 def make_arguments(config: RunConfig) -> TrainingArguments:

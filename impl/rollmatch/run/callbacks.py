@@ -11,7 +11,7 @@ from types import FrameType
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rollmatch.config import RunConfig
-from rollmatch.errors import ConfigError, LearnError
+from rollmatch.errors import ConfigError
 from rollmatch.records import NUM_BINS, rounded
 from rollmatch.report.console import StepConsole
 from rollmatch.report.evaluations import Scene, load_evaluation
@@ -62,13 +62,6 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
             self.stop_signal = received[0]
         return received[0] if received else None
 
-    def on_epoch_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
-        """Each epoch has an order of its own, also the one a resumed run begins in the middle of."""
-        assert self.trainer is not None
-        self.trainer.order.set_epoch(int(state.epoch or 0))
-
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
@@ -78,21 +71,10 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
             self.console.warn(f"all {state.max_steps} steps are done: raise training.max_steps (or epochs) to go on")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """On a requested stop: save, then end. Errors, on all ranks, before weights are saved: ``loss-not-finite``."""
-        self._check_loss(state.global_step)
+        """On a requested stop: save, then end."""
         if self.agree_to_stop() is not None:
             control.should_save = True
             control.should_training_stop = True
-
-    def _check_loss(self, step: int) -> None:
-        assert self.trainer is not None
-        if not all(self.trainer.source.ranks.gather(self.trainer.report.is_finite)):
-            remedy = "Continue from the last checkpoint (--resume) with a lower one, or with a lower max_grad_norm."
-            problem, key = (
-                f"the loss of step {step} is no finite number, nor are the weights now",
-                "training.learning_rate",
-            )
-            raise LearnError(problem, code="loss-not-finite", key=key, remedy=remedy)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Remember it: what was just evaluated is not evaluated again at the end."""

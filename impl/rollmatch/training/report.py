@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.objectives.protocol import Objective, TrainingTargets
+from rollmatch.objectives.protocol import Objective
 from rollmatch.records import Rollout, Sample, rounded
 from rollmatch.rollout.prefetch import Prefetch
 
@@ -151,11 +151,6 @@ class StepReport:
                 self.phase_s["learn"] += begin - reached
                 self.spans.append(("learn", reached, begin))
             reached = end
-
-    def add_targets(self, made: TrainingTargets) -> None:
-        """Count what was too long."""
-        self.num_cut += made.num_cut
-        self.num_skipped += made.num_skipped
 
     def completions(
         self, samples: Sequence[Sample], rollouts: Sequence[Rollout], reports: Sequence[object], text_of: TextOf

@@ -1,42 +1,54 @@
 """The step, inside transformers' own training loop: sync, rollout, target, learn.
 
 ``RolloutTrainer`` stays a normal ``Trainer``: callbacks, loggers, accumulation, checkpoints, schedulers and
-``accelerate launch`` work as always. Only three things are its own: the batches of an optimizer step are made from
-rollouts (``get_batch_samples``), the loss is the objective's (``compute_loss``), and evaluation is a rollout
-(``evaluate``).
+``accelerate launch`` work as always. Four things are its own: the batches of an optimizer step are made from rollouts
+(``get_batch_samples``), the loss is the objective's (``compute_loss``), evaluation is a rollout (``evaluate``), and
+checkpoints hold what is under way between two steps (``Checkpointer``).
 """
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
+from transformers import Trainer, TrainerControl, TrainingArguments
 
+from rollmatch.config.strategy import KEY, Strategy
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.data.order import check_order
+from rollmatch.errors import LaunchError, LearnError, RolloutError, SyncError
 from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import Passes
 from rollmatch.learn.head import Logits, Scoring, logprobs_of
 from rollmatch.learn.score import SegmentScorer
+from rollmatch.model.decoder_layers import sharded_units
 from rollmatch.model.images import ImageFeatures
-from rollmatch.model.policy import head_worth_avoiding
+from rollmatch.model.parts import NAMES, Part, count_parts
+from rollmatch.model.policy import head_worth_avoiding, unwrap
+from rollmatch.model.sharding import EvenGradients, check_split, not_engaged
 from rollmatch.objectives.protocol import ObjectiveContext, Terms, TrainingTargets
-from rollmatch.records import Rollout, Sample
+from rollmatch.records import Rollout, Sample, Segment
 from rollmatch.rollout.overlap import Ahead, GeneratedWindow, Overlap, RequestedWindow
 from rollmatch.rollout.source import RolloutSource
+from rollmatch.training.checkpointer import Checkpointer
 from rollmatch.training.evaluation import evaluate_policy, keep_evaluation
+from rollmatch.training.learner import Learner
 from rollmatch.training.packer_state import WindowTargets
 from rollmatch.training.report import StepReport
-from rollmatch.training.segment_trainer import Learner, SegmentTrainer
 from rollmatch.weights.named_weights import named_weights
 
 
-class RolloutTrainer(SegmentTrainer):
+class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
     """A ``transformers.Trainer`` whose batches are made from the policy's own rollouts."""
+
+    accelerator: Accelerator
+    control: TrainerControl
 
     def __init__(
         self,
@@ -45,21 +57,26 @@ class RolloutTrainer(SegmentTrainer):
         overlap: Overlap,
         learner: Learner,
         logged_completions: int,
+        model: nn.Module,
         **arguments: Any,
     ) -> None:
-        super().__init__(data_collator=list, **arguments)
+        """``arguments``: those of transformers' ``Trainer``, among them ``args``."""
+        args: TrainingArguments = arguments["args"]
+        if args.fsdp:
+            args.fsdp_plugin_args.setdefault("transformer_cls_names_to_wrap", sharded_units(model))
+        super().__init__(model=model, data_collator=list, **arguments)
         self.source, self.overlap, self.learner = source, overlap, learner
         self.logged_completions = logged_completions
         reuse, num_samples = learner.objective.reuse, len(self.train_dataset)
         shape = StepShape(
-            batch_size=self.args.per_device_train_batch_size,
-            accumulation=self.args.gradient_accumulation_steps,
+            batch_size=args.per_device_train_batch_size,
+            accumulation=args.gradient_accumulation_steps,
             learner_world_size=source.ranks.learner_world_size,
             steps_per_generation=reuse.steps_per_generation,
             num_iterations=reuse.num_iterations,
         )
-        self.order = ReusedOrder(LearnerOrder(num_samples, seed=self.args.seed), shape)
-        self.plan = WindowPlan(num_samples, seed=self.args.seed, shape=shape, rank=source.ranks.rank)
+        self.order = ReusedOrder(LearnerOrder(num_samples, seed=args.seed), shape)
+        self.plan = WindowPlan(num_samples, seed=args.seed, shape=shape, rank=source.ranks.rank)
         self.window_targets: WindowTargets | None = None
         self.totals: object = None
         """What the optimizer step supervises, over all micro-batches and ranks."""
@@ -67,22 +84,53 @@ class RolloutTrainer(SegmentTrainer):
         self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True
         self.report = StepReport(step=0, objective=learner.objective)
         self.scoring = Scoring(head_worth_avoiding(self.model))
+        self._is_split = False
+        self._even_gradients: EvenGradients | None = None
+        """What gives all ranks gradients of the same weights from every pass; None: they have them by themselves."""
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        """What checkpoints hold beside transformers' files."""
+        return Checkpointer(
+            arguments=self.args,
+            source=self.source,
+            batcher=self.learner.batcher,
+            plan=self.plan,
+            samples=self.train_dataset,
+        )
+
+    def train(self, *arguments: Any, **named: Any) -> Any:
+        """As transformers'. Errors of the rollout side leave a checkpoint of the last whole step.
+
+        Where several ranks learn, they save only after an error that all of them have.
+        """
+        try:
+            return super().train(*arguments, **named)
+        except (RolloutError, SyncError) as error:
+            step, is_shared = self.state.global_step, error.is_shared or self.source.ranks.learner_world_size == 1
+            if is_shared and step and not self.checkpointer.is_saved(step):
+                self._save_checkpoint(self.model, None)
+            raise
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[list[Sample]], num_batches: int, device: torch.device
     ) -> tuple[Sequence[Passes], int | None]:
         """One optimizer step: its micro-batches, for transformers to iterate, and the number of its samples."""
-        is_over = self.state.global_step >= self.state.max_steps  # a run that was resumed at its end
-        planned, _ = ([], None) if is_over else super().get_batch_samples(epoch_iterator, num_batches, device)
+        step = self.state.global_step
+        if step >= self.state.max_steps:  # a run that was resumed at its end
+            return [], None
+        window = self.plan.at(step)
+        self.order.set_epoch(window.epoch)  # the iterator asks for its order when its first batch is taken
+        planned, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         if not planned:
             return [], None
-        step, window = self.state.global_step, self.plan.at(self.state.global_step)
         check_order(planned, self._samples_of(window.parts[window.part_of(step)]), step=step)
         report = self.report = StepReport(step, self.learner.objective, num_batches=len(planned))
         if self.window_targets is None or self.window_targets.window != window:
             if self.overlap.needs_weights:
                 self.sync(report)
-            self.window_targets = self.target(window, self.rollout(window, report), report)
+            generated = self.rollout(window, report)
+            self.window_targets = self.target(window, generated, report)
         return self.learn(self.window_targets, report), sum(map(len, planned))
 
     def sync(self, report: StepReport) -> None:
@@ -95,27 +143,17 @@ class RolloutTrainer(SegmentTrainer):
     def rollout(self, window: Window, report: StepReport) -> GeneratedWindow:
         """Rollouts of the window, from the engine or the servers."""
         with report.phase("rollout"):
-            return self.overlap.rollout(list(self._requested(window)))
+            generated = self.overlap.rollout(list(self._requested(window)))
+        report.rollouts, report.staleness = generated.rollouts, generated.staleness
+        event = report.generated(generated.rollouts, policy_version=self.source.policy_version)
+        self.source.journal.write("generated", purpose="train", **event)
+        return generated
 
     def target(self, window: Window, generated: GeneratedWindow, report: StepReport) -> WindowTargets:
         """Turn rollouts into segments: parse, match, append | rewards and advantages | values of states."""
-        rollouts, journal = generated.rollouts, self.source.journal
-        report.staleness, report.rollouts = generated.staleness, rollouts
-        journal.write(
-            "generated", purpose="train", **report.generated(rollouts, policy_version=self.source.policy_version)
-        )
         samples = self._samples_of(window.sample_indices)
-        asked = self.learner.objective.reuse.repeat(samples)
-        with report.phase("target"):
-            features = generated.features or self.source.check_alignment(asked, rollouts)
-            made = self._make_targets(samples, rollouts, self._context(report, features))
-        report.add_targets(made)
-        if self.logged_completions and self.source.ranks.is_primary:
-            shown, text_of = rollouts[: self.logged_completions], self.source.template.vocabulary.text
-            completions = report.completions(asked, shown, made.reports, text_of)
-            journal.write("completions", step=report.step, completions=completions)
-        report.num_rollout_tokens = made.num_rollout_tokens
-        report.num_cut_prompts += sum(map(self.source.template.is_cut, asked))
+        made, features = self._make_targets(samples, generated.rollouts, report, features=generated.features)
+        self._report_targets(samples, made, report)
         return WindowTargets(
             window=window, parts=window.by_part(made.segments), features=features, reports=made.reports
         )
@@ -204,6 +242,13 @@ class RolloutTrainer(SegmentTrainer):
         self.control.should_save |= self.control.should_training_stop  # a callback ends training by what it saw
         return named
 
+    def close(self) -> None:
+        """Leave the servers, or stop the engine."""
+        if self.overlap.prefetch is not None:
+            self.overlap.prefetch.close()
+        self.source.template.preparation.close()
+        self.source.fence.backend.close()
+
     def check(self) -> None:
         """Raise what a call beside learning has failed with; several ranks do so where they meet."""
         if self.overlap.prefetch is not None and self.source.ranks.learner_world_size == 1:
@@ -230,10 +275,7 @@ class RolloutTrainer(SegmentTrainer):
         with report.phase("rollout"):
             rollouts = source.roll_out(samples, report.step, purpose="again")
         source.journal.write("asked_again", step=report.step, num_rollouts=len(rollouts))
-        with report.phase("target"):
-            features = source.check_alignment(samples, rollouts)
-            made = self._make_targets(samples, rollouts, self._context(report, features))
-            report.add_targets(made)
+        made, _ = self._make_targets(samples, rollouts, report)
         for place, (segment,) in zip(old, made.segments):
             waiting[place] = segment
         packer.restore(waiting)
@@ -263,15 +305,132 @@ class RolloutTrainer(SegmentTrainer):
         )
 
     def _make_targets(
-        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
-    ) -> TrainingTargets:
-        """The objective's, each segment fitted to the longest length. Errors: ``SegmentTooLong``."""
-        made, max_len = self.learner.objective.make_segments(samples, rollouts, context), self.learner.lengths.max_len
-        is_long = any(one.encoded_len > max_len for segments in made.segments for one in segments)
-        return self.learner.fitted(made) if is_long else made
+        self,
+        samples: Sequence[Sample],
+        rollouts: Sequence[Rollout],
+        report: StepReport,
+        *,
+        features: Mapping[int, ImageFeatures] | None = None,
+    ) -> tuple[TrainingTargets, Mapping[int, ImageFeatures]]:
+        """The objective's targets, each segment fitted to the longest length, and the features of all images.
+
+        Errors: ``prompt-mismatch``, ``SegmentTooLong``.
+        """
+        objective, max_len = self.learner.objective, self.learner.lengths.max_len
+        with report.phase("target"):
+            features = features or self.source.check_alignment(objective.reuse.repeat(samples), rollouts)
+            made = objective.make_segments(samples, rollouts, self._context(report, features))
+            is_long = any(one.encoded_len > max_len for segments in made.segments for one in segments)
+            made = self.learner.fitted(made) if is_long else made
+        report.num_cut += made.num_cut
+        report.num_skipped += made.num_skipped
+        return made, features
+
+    def _report_targets(self, samples: Sequence[Sample], made: TrainingTargets, report: StepReport) -> None:
+        """Count what the window's rollouts were, and write the first of them into the journal."""
+        asked, template = self.learner.objective.reuse.repeat(samples), self.source.template
+        if self.logged_completions and self.source.ranks.is_primary:
+            shown = report.rollouts[: self.logged_completions]
+            completions = report.completions(asked, shown, made.reports, template.vocabulary.text)
+            self.source.journal.write("completions", step=report.step, completions=completions)
+        report.num_rollout_tokens = made.num_rollout_tokens
+        report.num_cut_prompts += sum(map(template.is_cut, asked))
 
     def _samples_of(self, indices: Sequence[int]) -> list[Sample]:
         return [self.train_dataset[index] for index in indices]
 
     def _features_of(self, sample: Sample, *, known: Mapping[int, ImageFeatures]) -> ImageFeatures:
         return known.get(sample.sample_id) or self.source.template.image_features(sample)
+
+    def split(self) -> None:
+        """Split the policy over ranks before it is first used, where FSDP2 does. Errors: ``strategy-not-engaged``."""
+        if self.args.fsdp and not self._is_split:
+            if not self.is_fsdp_enabled:
+                raise not_engaged("fsdp2")
+            loader = self.get_train_dataloader()
+            num_steps = self.set_initial_training_values(self.args, loader)[-1]
+            super()._prepare_for_training(num_steps, loader, None)
+            check_split(self.model, "fsdp2")
+            self._is_split, self._even_gradients = True, EvenGradients(self.model)
+        if self.args.deepspeed and not self.is_deepspeed_enabled:
+            raise not_engaged("deepspeed")
+
+    def _get_train_sampler(self, *_: object) -> ReusedOrder:
+        """The learner owns the order."""
+        return self.order
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: object, resume_from_checkpoint: str | None
+    ) -> tuple[nn.Module, object]:
+        """As transformers'; a policy that is split already only reads the checkpoint.
+
+        Errors: those of ``Checkpointer.restore``.
+        """
+        self.split()
+        if resume_from_checkpoint is not None:
+            self.window_targets = self.checkpointer.restore(Path(resume_from_checkpoint))
+        if not self._is_split:
+            prepared: tuple[nn.Module, object] = super()._prepare_for_training(
+                max_steps, train_dataloader, resume_from_checkpoint
+            )
+            return prepared
+        if resume_from_checkpoint is not None:
+            self._load_from_checkpoint(resume_from_checkpoint, self.model_wrapped)
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+        return self.model_wrapped, train_dataloader
+
+    def _accumulating(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Around all passes of an optimizer step but the last: without an exchange of gradients.
+
+        As in transformers' loop, not where every pass needs one (FSDP2).
+        """
+        if self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False):
+            return nullcontext()
+        waiting: AbstractContextManager[None] = self.accelerator.no_sync(model)
+        return waiting
+
+    def _check_images(self, has_images: Sequence[bool]) -> None:
+        """DeepSpeed exchanges a vision tower's weights or gradients only on ranks that have used it.
+
+        ``has_images``: of each pass that this rank is about to run; a rank with fewer of them runs others without.
+        """
+        if not self.args.deepspeed or not _exchanges_tower(self.model, self.args.deepspeed):
+            return
+        passes = zip_longest(*self.source.ranks.gather(list(has_images)), fillvalue=False)
+        mixed = next((seen for seen in passes if len(set(seen)) > 1), None)
+        if mixed is None:
+            return
+        problem = (
+            f"step {self.state.global_step}: rank {mixed.index(False)} has a batch without images, others have some"
+        )
+        remedy = "Set it to fsdp2 or ddp, give every batch an image, or use deepspeed_zero2 with a frozen vision tower."
+        raise LaunchError(problem, code="images-on-some-ranks", key=KEY, remedy=remedy)
+
+    def _maybe_log_save_evaluate(self, *arguments: Any, **named: Any) -> None:
+        """As transformers'. Errors, on all ranks, before weights are saved: ``loss-not-finite``."""
+        if not all(self.source.ranks.gather(self.report.is_finite)):
+            problem = f"the loss of step {self.state.global_step} is no finite number, nor are the weights now"
+            remedy = "Continue from the last checkpoint (--resume) with a lower one, or with a lower max_grad_norm."
+            raise LearnError(problem, code="loss-not-finite", key="training.learning_rate", remedy=remedy)
+        super()._maybe_log_save_evaluate(*arguments, **named)
+
+    def _waiting(self, step: int) -> Sequence[Segment]:
+        """Segments that wait for a row after ``step`` steps; one under way has taken some, and may not be finished."""
+        batcher, is_packed = self.learner.batcher, self.report.step == step and bool(self.report.batches)
+        if batcher.packer is None:
+            return ()
+        return batcher.waiting_before if is_packed else batcher.packer.state()
+
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
+        """As transformers', with what is under way."""
+        step = self.state.global_step
+        with self.checkpointer.saving(step, self._waiting(step), self.window_targets):
+            super()._save_checkpoint(model, trial)
+
+
+def _exchanges_tower(model: nn.Module, settings: Mapping[str, object]) -> bool:
+    """Whether ranks exchange the vision tower's weights (ZeRO-3) or its gradients; ``settings`` are DeepSpeed's."""
+    parts = count_parts(model, unwrap(model))
+    found = [parts[NAMES[part]] for part in (Part.VISION, Part.PROJECTOR) if NAMES[part] in parts]
+    is_in_parts = Strategy(engine="deepspeed", settings=settings).splits_weights
+    return bool(found) and (is_in_parts or any(part.num_trained for part in found))

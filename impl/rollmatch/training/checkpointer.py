@@ -1,0 +1,88 @@
+"""What a checkpoint of a run holds beside transformers' files, and how it is restored."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import TrainingArguments
+
+from rollmatch.data import WindowPlan
+from rollmatch.learn.batch import Batcher
+from rollmatch.model.source import step_of
+from rollmatch.records import Sample, Segment
+from rollmatch.rollout.source import RolloutSource
+from rollmatch.training.checkpoint import SavedLearner, sealing
+from rollmatch.training.packer_state import (
+    WindowTargets,
+    forget_versions,
+    packer_state,
+    read_packer_state,
+    write_packer_state,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointer:
+    """Saves and restores what is under way between two optimizer steps. Made and used by ``RolloutTrainer``."""
+
+    arguments: TrainingArguments
+    source: RolloutSource
+    batcher: Batcher
+    plan: WindowPlan
+    samples: Sequence[Sample]
+
+    @property
+    def has_packer_state(self) -> bool:
+        """Whether anything can be under way: segments that wait for a row, or a window of several steps."""
+        shape = self.plan.shape
+        return self.batcher.packer is not None or shape.steps_per_generation * shape.num_iterations > 1
+
+    @contextmanager
+    def saving(self, step: int, waiting: Sequence[Segment], targets: WindowTargets | None) -> Iterator[None]:
+        """Let transformers save inside; the manifest, written last, marks the checkpoint as whole."""
+        ranks, folder = self.source.ranks, self.folder_of(step)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.has_packer_state:
+            write_packer_state(folder, packer_state(waiting, targets, step=step), rank=ranks.rank)
+        if ranks.is_primary:
+            saved_learner(self.arguments, ranks.learner_world_size).write(folder)
+        ranks.barrier()
+        with sealing(folder, self.arguments, ranks):
+            yield
+        self.source.journal.write("saved", step=step, path=folder.name)
+
+    def restore(self, checkpoint: Path) -> WindowTargets | None:
+        """Put segments that waited back into the packer; returns the window under way, if there was one.
+
+        Errors: ``resume-other-learner``, ``PackerStateUnfit``.
+        """
+        ranks = self.source.ranks
+        saved_learner(self.arguments, ranks.learner_world_size).check(checkpoint)
+        if not self.has_packer_state:
+            return None
+        state = read_packer_state(checkpoint, self.samples, rank=ranks.rank)
+        if self.batcher.packer is not None:
+            self.batcher.packer.restore(forget_versions(state.waiting))
+        if not state.parts:
+            return None
+        return WindowTargets(window=self.plan.at(step_of(checkpoint)), parts=tuple(map(forget_versions, state.parts)))
+
+    def is_saved(self, step: int) -> bool:
+        """Whether the checkpoint of a step is there."""
+        return (self.folder_of(step) / "trainer_state.json").exists()
+
+    def folder_of(self, step: int) -> Path:
+        """Where transformers saves a step."""
+        return Path(self.arguments.output_dir) / f"checkpoint-{step}"
+
+
+def saved_learner(arguments: TrainingArguments, learner_world_size: int) -> SavedLearner:
+    """What a resumed run is compared with."""
+    split = "fsdp2" if arguments.fsdp else "ddp"
+    samples = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * learner_world_size
+    return SavedLearner(
+        learner_world_size=learner_world_size,
+        samples_per_step=samples,
+        strategy="deepspeed" if arguments.deepspeed else split,
+    )
