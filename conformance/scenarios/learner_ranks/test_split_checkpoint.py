@@ -22,7 +22,7 @@ WORKER = ("-m", "conformance.doubles.ddp_worker", "digits")
 KINDS = {"full": (), "adapters": ("tuner.train_type=lora", "tuner.lora_rank=2")}
 STEPS = (
     *("training.strategy=fsdp2", "training.max_steps=2", "training.learning_rate=0.01", "training.optim=adamw_torch"),
-    *("custom.extra.rollout_matching.max_new_tokens=8", "training.save_total_limit=null"),
+    *("custom.extra.rollout_matching.max_new_tokens=8", "training.save_total_limit=null", "training.packing=false"),
 )
 
 

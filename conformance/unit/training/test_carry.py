@@ -11,7 +11,6 @@ from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.records import Segment
-from rollmatch.run.lifecycle import train_or_save
 from rollmatch.training.packer_state import forget_versions
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"

@@ -13,7 +13,6 @@ from conformance.doubles.small_run import events, make_trainer, requested, step_
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.model.images import ImagePreparation
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.run.lifecycle import train_or_save
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
 
