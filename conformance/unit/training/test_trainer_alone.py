@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from conformance.refusals import refused
-from conformance.rollout.digits import scenes
-from conformance.trainer.small_run import events, make_trainer, requested, weights_of
+from conformance.doubles.digits import scenes
+from conformance.doubles.refusals import refused
+from conformance.doubles.small_run import events, make_trainer, requested, weights_of
 
 RUN = (
     *("training.packing=true", "global_max_length=240", "training.per_device_train_batch_size=2"),
