@@ -15,7 +15,7 @@ from rollmatch.dialects.http import ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import SyncError
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.backend import Decoding, RolloutBeforeSync
+from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.servers import VllmServerBackend
 
 STOP = 9
@@ -207,7 +207,7 @@ def test_no_rollout_before_the_first_push_and_versions_count_on(make_backend, do
     assert backend.policy_version == 7
     for double in doubles:
         double.policy_version = 0
-    with pytest.raises(RolloutBeforeSync):
+    with refused("rollout-before-sync"):
         backend.generate(requests_of(1), GREEDY)
     assert asked(doubles[0]) == []
     backend.push([("a", torch.zeros(1))], version=1)
@@ -257,7 +257,7 @@ def test_a_failed_push_still_ends_the_gathers_and_leaves_nothing_to_generate_wit
         backend.push(weights, version=2)
     assert len(weights.passed) == passed
     assert not backend.is_current()
-    with pytest.raises(RolloutBeforeSync):
+    with refused("rollout-before-sync"):
         backend.generate(requests_of(1), GREEDY)
     with pytest.raises(SyncError):
         backend.push_adapter("adapter", version=4)

@@ -8,6 +8,7 @@ import torch
 
 from conformance.doubles.attached import WEIGHTS, dying, events_of, failing, restarting
 from conformance.doubles.digits import load_digits, tokens_of
+from conformance.doubles.refusals import refused
 from conformance.scenarios.request_distribution.test_vllm_server import GREEDY, STOP, requests_of
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
 from rollmatch.dialects.session import InferTimeout, ServerUnreachable
@@ -16,7 +17,6 @@ from rollmatch.errors import RollmatchError
 from rollmatch.rollout.retry import (
     CallRules,
     Pause,
-    ReplyOutOfRange,
     ServerRestarted,
     call_with_retries,
     is_transient,
@@ -254,6 +254,6 @@ def test_replies_that_cannot_be_are_refused(attached, ids, problem):
     if problem is None:
         assert tokens_of(source.generate(requests_of(1), GREEDY)) == [(199,)]
         return
-    with pytest.raises(ReplyOutOfRange) as caught:
+    with refused("reply-out-of-range") as caught:
         source.generate(requests_of(1), GREEDY)
     assert problem in caught.value.problem

@@ -14,7 +14,7 @@ from conformance.judge.servers.talk import in_thread
 from rollmatch.errors import RolloutError
 from rollmatch.rollout import prefetch as module
 from rollmatch.rollout.backend import Decoding
-from rollmatch.rollout.prefetch import Prefetch, PrefetchRules, PrefetchStuck
+from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 
 GREEDY = Decoding(max_new_tokens=4)
 
@@ -210,7 +210,7 @@ def test_a_learner_that_waits_before_the_first_sync_is_an_error(monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.02)
     with opened(Servers(), is_open=False, stuck_after_s=0.1) as prefetch:
         prefetch.submit(0, requests_of(0, 2))
-        with pytest.raises(PrefetchStuck) as caught:
+        with refused("prefetch-stuck") as caught:
             prefetch.collect(0, min_version=1)
         assert "no sync has let them" in caught.value.problem
         with prefetch.quiet():

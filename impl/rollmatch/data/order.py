@@ -232,18 +232,13 @@ class WindowPlan:
         return rounds[:, self.rank].ravel()
 
 
-class OrderDisagrees(LearnError):
-    """The data loader yields the samples that the learner's own order names."""
-
-    code = "order-disagrees"
-
-
 def check_order(micro_batches: Sequence[Sequence[Sample]], planned: Sequence[Sample], *, step: int) -> None:
-    """Compare what a data loader brought with the learner's own order. Errors: ``OrderDisagrees``."""
+    """Compare what a data loader brought with the learner's own order. Errors: ``order-disagrees``."""
     brought, named = [s.sample_id for s in chain(*micro_batches)], [s.sample_id for s in planned]
     if brought != named:
-        raise OrderDisagrees(
+        raise LearnError(
             f"the data loader yields samples {brought[:8]} for step {step}, the learner's order names {named[:8]}",
+            code="order-disagrees",
             key="training",
             remedy="Leave sampling to the learner: no group_by_length, no dataloader settings that regroup batches.",
         )

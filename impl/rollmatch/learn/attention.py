@@ -109,24 +109,6 @@ STATELESS_LAYERS = frozenset(("full_attention", "dense", "sparse", "mlp", "moe")
 """Kinds of layers (transformers' ``layer_types``) in which tokens meet in plain attention or not at all."""
 
 
-class PackedBoundsInvalid(LearnError):
-    """Segment bounds ascend from 0 to the row's length; a packed call is one row without cached tokens."""
-
-    code = "packed-bounds-invalid"
-
-
-class SlidingWindowPacked(LearnError):
-    """Packed rows are for models with plain causal attention."""
-
-    code = "sliding-window-packed"
-
-
-class AttentionUnsupported(LearnError):
-    """Packed attention has no caps of scores and no sinks, which sdpa would leave out as well."""
-
-    code = "attention-unsupported"
-
-
 class DeferredMask:
     """The arguments of a mask, passed instead of it, so that it is made only where it is needed.
 
@@ -153,12 +135,13 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """[B, H, T, D] queries, [B, G, T, D] keys and values -> [B, T, H, D]; the shape transformers calls for.
 
-    Errors: ``AttentionUnsupported``, ``PackedBoundsInvalid``, ``SlidingWindowPacked``.
+    Errors: ``attention-unsupported``, ``packed-bounds-invalid``, ``sliding-window-packed``.
     """
     for name in IGNORED_BY_SDPA:
         if kwargs.get(name) is not None:
-            raise AttentionUnsupported(
+            raise LearnError(
                 f"{type(module).__name__} computes attention with {name}",
+                code="attention-unsupported",
                 key="model.attn_impl",
                 remedy="Set model.attn_impl to eager, and training.packing and training.padding_free to false.",
             )
@@ -209,14 +192,16 @@ def _all_at_once(
 
 def _check_packed_call(query: Tensor, key: Tensor, sliding_window: int | None) -> None:
     if query.shape[0] != 1 or key.shape[2] != query.shape[2]:
-        raise PackedBoundsInvalid(
+        raise LearnError(
             f"{query.shape[0]} rows of {query.shape[2]} queries and {key.shape[2]} keys came with bounds",
+            code="packed-bounds-invalid",
             key="cu_seq_lens_q",
             remedy="Pass one row, use_cache=False and no past_key_values.",
         )
     if sliding_window is not None:
-        raise SlidingWindowPacked(
+        raise LearnError(
             f"this layer attends to a window of {sliding_window} tokens",
+            code="sliding-window-packed",
             key="training.packing",
             remedy="Set training.packing to false.",
         )
@@ -244,13 +229,13 @@ def why_unpackable(model: torch.nn.Module) -> str:
 
 
 def check_packable(model: torch.nn.Module, *, key: str = "training.packing") -> None:
-    """Reject packed rows for models whose attention is not plain causal. Errors: ``SlidingWindowPacked``."""
+    """Reject packed rows for models whose attention is not plain causal. Errors: ``sliding-window-packed``."""
     if problem := why_unpackable(model):
-        raise SlidingWindowPacked(problem, key=key, remedy=f"Remove {key}.")
+        raise LearnError(problem, code="sliding-window-packed", key=key, remedy=f"Remove {key}.")
 
 
 def spans_of(bounds: Tensor, *, num_tokens: int) -> tuple[Span, ...]:
-    """[S + 1] bounds -> S half-open spans. Errors: ``PackedBoundsInvalid``.
+    """[S + 1] bounds -> S half-open spans. Errors: ``packed-bounds-invalid``.
 
     Read from the device once per tensor, not once per layer: reading waits for the device.
 
@@ -263,8 +248,9 @@ def spans_of(bounds: Tensor, *, num_tokens: int) -> tuple[Span, ...]:
         bounds._rollmatch_bounds = known  # type: ignore[attr-defined]
     spans = tuple(pairwise(known[1]))
     if not spans or spans[0][0] != 0 or spans[-1][1] != num_tokens or any(a >= b for a, b in spans):
-        raise PackedBoundsInvalid(
+        raise LearnError(
             f"bounds {known[1]} do not cut a row of {num_tokens} tokens",
+            code="packed-bounds-invalid",
             key="cu_seq_lens_q",
             remedy="Give 0, the end of the first segment, ..., the row's length.",
         )

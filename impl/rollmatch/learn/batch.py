@@ -18,31 +18,13 @@ VIDEO = 2
 """Type of a video's tokens."""
 
 
-class ImagesNotAligned(LearnError):
-    """There is one entry of images per segment."""
-
-    code = "images-not-aligned"
-
-
-class ImageTokensMismatch(LearnError):
-    """A segment's runs of image placeholders are its images' merged patches, in order and number."""
-
-    code = "image-tokens-mismatch"
-
-
-class VideoTokens(LearnError):
-    """No segment holds video placeholders (one may be sampled in a rollout)."""
-
-    code = "video-tokens"
-
-
 def make_model_inputs(row: Row, *, images: Sequence[ImageFeatures], model: torch.nn.Module) -> dict[str, Any]:
     """Arguments of one forward pass over a packed row of T tokens, on the model's device.
 
     ``input_ids`` [1, T]; ``position_ids`` [4, 1, T] (without MRoPE [1, T]); ``cu_seq_lens_q/k`` [S + 1] int32;
     token types [1, T] and the processor's tensors where there are images. No attention mask:
     needs ``use_packed_attention`` (or FlashAttention) to keep the segments apart at the sum of squares.
-    Errors: ``ImagesNotAligned``, ``ImageTokensMismatch``, ``VideoTokens``.
+    Errors: ``images-not-aligned``, ``image-tokens-mismatch``, ``video-tokens``.
     """
     part = multimodal_part(model)
     positions = [_positions(s, i, part) for s, i in _aligned(row.segments, images)]
@@ -88,8 +70,9 @@ def make_padded_inputs(
 
 def _aligned(segments: Sequence[Segment], images: Sequence[ImageFeatures]) -> list[tuple[Segment, ImageFeatures]]:
     if len(segments) != len(images):
-        raise ImagesNotAligned(
+        raise LearnError(
             f"{len(images)} entries of images for {len(segments)} segments",
+            code="images-not-aligned",
             key="images",
             remedy="Give NO_IMAGES for a segment of text alone.",
         )
@@ -101,7 +84,12 @@ def _positions(segment: Segment, images: ImageFeatures, part: Any) -> Tensor:
     text, token_ids = torch.arange(segment.encoded_len)[None], _ids(segment)[None]
     types = torch.zeros_like(token_ids) if part is None else token_types(token_ids, part.config)
     if bool((types == VIDEO).any()):
-        raise VideoTokens("a video placeholder", key=segment.sample.origin, remedy="Ban it from rollouts (logit_bias).")
+        raise LearnError(
+            "a video placeholder",
+            code="video-tokens",
+            key=segment.sample.origin,
+            remedy="Ban it from rollouts (logit_bias).",
+        )
     modules = () if part is None else part.modules()
     rope = next((module for module in modules if hasattr(module, "get_rope_index")), None)
     _check_images(segment, types, images, in_runs=rope is not None)
@@ -117,8 +105,9 @@ def _check_images(segment: Segment, types: Tensor, images: ImageFeatures, *, in_
     runs = [len(list(run)) for is_image, run in groupby(types[0].tolist()) if is_image]
     expected = list(images.num_placeholders)
     if (runs if in_runs else [sum(runs)]) != (expected if in_runs else [sum(expected)]):
-        raise ImageTokensMismatch(
+        raise LearnError(
             f"image placeholders in runs of {runs}, images of {expected} tokens",
+            code="image-tokens-mismatch",
             key=segment.sample.origin,
             remedy="Expand placeholders with the same processor, and ban them from rollouts (logit_bias).",
         )

@@ -13,18 +13,6 @@ from rollmatch.model.overlong import too_long
 from rollmatch.records import Row, Segment
 
 
-class PackingBufferFull(LearnError):
-    """The buffer never holds more than ``training.packing_buffer`` segments."""
-
-    code = "packing-buffer-full"
-
-
-class NothingToPack(LearnError):
-    """A row is taken only from a buffer that holds a segment."""
-
-    code = "nothing-to-pack"
-
-
 def fullest_subset(lengths: Sequence[int], *, capacity: int) -> tuple[int, ...]:
     """Indices, ascending, of the subset with the largest sum that fits.
 
@@ -88,19 +76,20 @@ class Packer:
         return len(self._buffer)
 
     def add(self, segments: Iterable[Segment]) -> None:
-        """Append all of them, or none. Errors: ``SegmentTooLong``, ``PackingBufferFull``."""
+        """Append all of them, or none. Errors: ``SegmentTooLong``, ``packing-buffer-full``."""
         self._buffer = self._checked([*self._buffer, *segments])
 
     def pop_row(self, *, rows_to_follow: int = 0) -> Row:
         """Take the oldest segment and the companions that fill its row best, in insertion order.
 
         As many of the youngest segments as ``rows_to_follow`` stay behind, so that no later row of the same optimizer
-        step is left empty. Errors: ``NothingToPack``.
+        step is left empty. Errors: ``nothing-to-pack``.
         """
         num_eligible = len(self._buffer) - rows_to_follow
         if num_eligible < 1:
-            raise NothingToPack(
+            raise LearnError(
                 f"{self.buffered} segments wait for {rows_to_follow + 1} rows",
+                code="nothing-to-pack",
                 key="training.packing",
                 remedy="Add at least one segment per row.",
             )
@@ -125,8 +114,9 @@ class Packer:
             if segment.encoded_len > self.capacity:
                 raise too_long(segment, self.capacity)
         if len(buffer) > self.max_buffered:
-            raise PackingBufferFull(
+            raise LearnError(
                 f"{len(buffer)} segments would wait in a buffer of {self.max_buffered}",
+                code="packing-buffer-full",
                 key="training.packing_buffer",
                 remedy="Lower the batch size (more tokens come in than rows take out), or raise it.",
             )

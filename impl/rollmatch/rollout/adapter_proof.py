@@ -27,16 +27,10 @@ _SHARES = (0.25, 1.0)
 """Of a weight's spread, that the noise changes it by; the second where the first changes no token."""
 
 
-class AdapterNotApplied(SyncError):
-    """A server that is sent an adapter alone writes what the policy with this adapter writes."""
-
-    code = "adapter-not-applied"
-
-
 def prove_adapters(backend: VllmServerBackend, model: nn.Module) -> None:
     """Send noise as the adapter and compare greedy tokens; afterwards the policy is as before, and the servers are not.
 
-    The learner's next sync replaces the noise. Errors: ``AdapterNotApplied``, those of ``push_adapter``.
+    The learner's next sync replaces the noise. Errors: ``adapter-not-applied``, those of ``push_adapter``.
     """
     _check_parts(model)
     learner = HfBackend(model, backend.template, batch_size=len(QUESTIONS))
@@ -51,15 +45,15 @@ def prove_adapters(backend: VllmServerBackend, model: nn.Module) -> None:
         _check(backend, requests, expected, before)
         return
     problem = "not even noise in the adapter changes what the policy writes, so that nothing can be shown"
-    raise AdapterNotApplied(problem, key="tuner", remedy="Set sync.mode to full.")
+    raise SyncError(problem, code="adapter-not-applied", key="tuner", remedy="Set sync.mode to full.")
 
 
 def _check_parts(model: nn.Module) -> None:
-    """Errors: ``AdapterNotApplied``."""
+    """Errors: ``adapter-not-applied``."""
     for name, count in count_parts(model, unwrap(model)).items():
         if count.num_trained and name != NAMES[Part.LANGUAGE]:
             problem, remedy = f"the {name} has an adapter, which vLLM leaves out", "Set sync.mode to full."
-            raise AdapterNotApplied(problem, key="tuner.target_regex", remedy=remedy)
+            raise SyncError(problem, code="adapter-not-applied", key="tuner.target_regex", remedy=remedy)
 
 
 def _check(
@@ -74,9 +68,10 @@ def _check(
         rollouts = backend.generate_on(place, requests, DECODING, start=0)
         found = sum(map(common_prefix, (one.response_token_ids for one in rollouts), expected))
         if found <= least:
-            raise AdapterNotApplied(
+            raise SyncError(
                 f"{server.base_url} writes {found} tokens of {sum(map(len, expected))} as the policy does with the "
                 f"adapter it was sent; without an adapter it would be {least}",
+                code="adapter-not-applied",
                 key=server.base_url,
                 remedy="Look at the server's output (rank above --vllm_max_lora_rank?), or set sync.mode to full.",
             )

@@ -11,18 +11,6 @@ from rollmatch.errors import RolloutError
 from rollmatch.records import Rollout, RolloutRequest, Sample
 
 
-class RolloutsMissing(RolloutError):
-    """A backend answers every request, once, in order."""
-
-    code = "rollouts-missing"
-
-
-class RolloutBeforeSync(RolloutError):
-    """No rollout is requested before the first sync."""
-
-    code = "rollout-before-sync"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
     """How a response is sampled; goes into the journal as it is."""
@@ -63,7 +51,7 @@ class RolloutBackend(Protocol):
         """Take (checkpoint name, tensor) of every weight; none is kept waiting on disk."""
 
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
-        """One rollout per request, in order. Errors: ``RolloutsMissing``, ``RolloutBeforeSync``."""
+        """One rollout per request, in order. Errors: ``rollouts-missing``, ``rollout-before-sync``."""
 
     def rest(self) -> None:
         """Give the learner the memory that only rollouts need, until the next ``push`` or ``generate``."""
@@ -88,11 +76,12 @@ def kept_logprobs(
 
 
 def check_answers(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) -> None:
-    """Raise ``RolloutsMissing`` unless request ids and rollout ids agree one by one."""
+    """Raise ``rollouts-missing`` unless request ids and rollout ids agree one by one."""
     requested, answered = ([item.request_id for item in items] for items in (requests, rollouts))
     if requested != answered:
-        raise RolloutsMissing(
+        raise RolloutError(
             f"{len(answered)} answers for {len(requested)} requests, or in another order",
+            code="rollouts-missing",
             key=next(
                 (a for a, b in zip(requested, answered, strict=False) if a != b), requested[-1] if requested else ""
             ),

@@ -35,12 +35,6 @@ MAX_PUSHES = 3
 Mode = Literal["full", "adapter"]
 
 
-class AdapterSyncFailed(SyncError):
-    """Without a fallback, every adapter sync must succeed."""
-
-    code = "adapter-sync-failed"
-
-
 @runtime_checkable
 class AdapterTaker(Protocol):
     """A backend that merges adapters on its own side; one that does not gets all weights in every mode."""
@@ -105,7 +99,7 @@ class SyncMode:
         self.fallback_to_full = fallback_to_full
 
     def push(self, backend: RolloutBackend, weights: Counted, *, version: int) -> Mode:
-        """Returns the mode of what was sent. Errors: those of the backend, ``AdapterSyncFailed``."""
+        """Returns the mode of what was sent. Errors: those of the backend, ``adapter-sync-failed``."""
         if self.mode == "adapter" and isinstance(backend, AdapterTaker):
             try:
                 backend.push_adapter(weights.adapter(), version=version)
@@ -119,8 +113,9 @@ class SyncMode:
 
     def _fall_back(self, error: RollmatchError) -> None:
         if not self.fallback_to_full:
-            raise AdapterSyncFailed(
+            raise SyncError(
                 f"{type(error).__name__}: {error}",
+                code="adapter-sync-failed",
                 key="custom.extra.rollout_matching.vllm.sync.mode",
                 remedy="Set sync.mode: full.",
             ) from error

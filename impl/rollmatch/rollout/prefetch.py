@@ -26,14 +26,7 @@ from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.members import ServerLost
 from rollmatch.rollout.monitor import Monitor, ThreadMonitor
-from rollmatch.rollout.prefetch_rules import (
-    PrefetchDied,
-    PrefetchOverfull,
-    PrefetchRules,
-    PrefetchStuck,
-    RolloutTooOld,
-    ServerBackend,
-)
+from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.rollout.window import FinishedCall, PendingWindow
 from rollmatch.rollout.work_items import WorkItem, next_work_item
@@ -69,11 +62,11 @@ class Prefetch:
                 self.monitor.start(partial(self._call, server), name=f"rollout-caller-{server}")
 
     def submit(self, step: int, requests: Sequence[RolloutRequest]) -> None:
-        """Put a window behind those that are on their way. Errors: ``PrefetchOverfull``."""
+        """Put a window behind those that are on their way. Errors: ``prefetch-overfull``."""
         with self.monitor:
             if len(self.windows) >= self.rules.max_windows:
                 problem = f"step {step} is requested while steps {sorted(self.windows)} are on their way"
-                raise PrefetchOverfull(problem, key=str(step), remedy="This is a bug; report it.")
+                raise RolloutError(problem, code="prefetch-overfull", key=str(step), remedy="This is a bug; report it.")
             self.windows[step] = PendingWindow(step, tuple(requests))
             for item in self.rules.cut(step, len(requests), self.backend.num_servers):
                 self._queues[item.server_index].append(item)
@@ -83,7 +76,7 @@ class Prefetch:
         """All rollouts of a window, in order, none older than ``min_version``; and how many were requested again.
 
         The window stays until ``forget``. Errors: those of the calls, ``ServerRestarted``,
-        ``PrefetchDied``, ``PrefetchStuck``, ``RolloutTooOld``.
+        ``prefetch-died``, ``prefetch-stuck``, ``rollout-too-old``.
         """
         with self.monitor:
             window = self.windows[step]
@@ -91,7 +84,12 @@ class Prefetch:
             while old := window.drop_older(min_version):
                 if window.num_again:
                     problem = f"step {step} got rollouts of versions before {min_version} again"
-                    raise RolloutTooOld(problem, key=str(step), remedy="Is another learner writing to the server?")
+                    raise RolloutError(
+                        problem,
+                        code="rollout-too-old",
+                        key=str(step),
+                        remedy="Is another learner writing to the server?",
+                    )
                 window.num_again = len(old)
                 self._ask_again(window, old)
                 self._wait(lambda: window.is_complete)
@@ -176,7 +174,7 @@ class Prefetch:
                 waiting = sum(len(queue) for queue in self._queues)
                 why = ", as no sync has let them" if self._held else ""
                 problem = f"{waiting} calls wait and none has begun for {self.rules.stuck_after_s:g} s{why}"
-                raise PrefetchStuck(problem, key="prefetch", remedy="This is a bug; report it.")
+                raise RolloutError(problem, code="prefetch-stuck", key="prefetch", remedy="This is a bug; report it.")
         self._raise_failure()
         if self._restarted is not None and not self._held and not condition():
             raise self._restarted
@@ -188,7 +186,9 @@ class Prefetch:
     def _call(self, server: int) -> None:
         """A caller's life."""
         problem = f"a thread that called server {server} has ended; its trace stands above"
-        error: BaseException | None = PrefetchDied(problem, key=f"server {server}", remedy="Resume the run.")
+        error: BaseException | None = RolloutError(
+            problem, code="prefetch-died", key=f"server {server}", remedy="Resume the run."
+        )
         try:
             while (item := self._begin(server)) is not None:
                 try:

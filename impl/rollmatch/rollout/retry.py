@@ -47,12 +47,6 @@ class ServerRestarted(RolloutError):
     code = "server-restarted"
 
 
-class ReplyOutOfRange(RolloutError):
-    """A reply holds at most as many tokens as were requested, all of the model's vocabulary."""
-
-    code = "reply-out-of-range"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRules:
     """What a generate call may cost, and what its replies may hold. Made by ``cli.connect``."""
@@ -63,7 +57,7 @@ class CallRules:
     """Size of the model's vocabulary; None: not checked."""
 
     def check(self, reply: Reply, base_url: str, *, max_tokens: int) -> None:
-        """Raise ``ReplyOutOfRange`` for a response that is too long, or holds ids that the model does not have."""
+        """Raise ``reply-out-of-range`` for a response that is too long, or holds ids that the model does not have."""
         ids, num_ids = reply.response_token_ids, self.num_ids
         if len(ids) > max_tokens:
             problem = f"{base_url} returned {len(ids)} tokens where at most {max_tokens} were requested"
@@ -71,7 +65,9 @@ class CallRules:
             problem = f"{base_url} returned token ids from {min(ids)} to {max(ids)}; the model has {num_ids} ids"
         else:
             return
-        raise ReplyOutOfRange(problem, key=base_url, remedy="Does the server serve this run's model?")
+        raise RolloutError(
+            problem, code="reply-out-of-range", key=base_url, remedy="Does the server serve this run's model?"
+        )
 
 
 class Pause(NamedTuple):

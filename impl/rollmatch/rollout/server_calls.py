@@ -24,29 +24,17 @@ OUT_OF_REACH = (TransportFailed, ServerUnreachable, ServerDied)
 """Failures of a call whose server may have been started again since."""
 
 
-class PrefixNotSpoken(RolloutError):
-    """Continuations need a server that accepts prompts as token ids."""
-
-    code = "prefix-not-spoken"
-
-
-class PolicyVersionMismatch(RolloutError):
-    """A rollout is written by the weights that the learner sent last."""
-
-    code = "policy-version-mismatch"
-
-
 def check_prefixes(server: RolloutServer, requests: Sequence[RolloutRequest]) -> None:
     """What a server that applies the chat template itself cannot be sent: a response to continue, and tools.
 
-    Errors: ``PrefixNotSpoken``; ``RolloutError`` with ``tools-not-spoken``.
+    Errors: ``prefix-not-spoken``; ``RolloutError`` with ``tools-not-spoken``.
     """
     if server.dialect.name not in CHAT_DIALECTS:
         return
     problem = f"{server.base_url} speaks {server.dialect.name}, which accepts chats and not ids"
     remedy = "Serve with rollmatch serve, or trl vllm-serve."
     if any(request.prefix_token_ids for request in requests):
-        raise PrefixNotSpoken(problem, key=server.base_url, remedy=remedy)
+        raise RolloutError(problem, code="prefix-not-spoken", key=server.base_url, remedy=remedy)
     if any(request.sample.tools for request in requests):
         raise RolloutError(problem, code="tools-not-spoken", key=server.base_url, remedy=remedy)
 
@@ -83,7 +71,7 @@ class ServerCalls:
     ) -> list[Reply]:
         """Replies to the chunk's ``requests`` by the weights of ``version``, in order.
 
-        Errors also: ``ServerRestarted``, ``ServerLost``, ``ReplyOutOfRange``, ``PolicyVersionMismatch``.
+        Errors also: ``ServerRestarted``, ``ServerLost``, ``reply-out-of-range``, ``policy-version-mismatch``.
         """
         server = self.members.servers[chunk.server_index]
         check_prefixes(server, requests)
@@ -190,8 +178,9 @@ def _name_sample(error: RolloutError, chunk: Chunk, requests: Sequence[RolloutRe
 def _check_version(server: RolloutServer, reply: Reply, version: int) -> None:
     """Only the native dialect counts as we do."""
     if server.dialect.name == "native" and reply.policy_version != version:
-        raise PolicyVersionMismatch(
+        raise RolloutError(
             f"{server.base_url} wrote with version {reply.policy_version}, the learner sent {version}",
+            code="policy-version-mismatch",
             key=server.base_url,
             remedy="It was started again, or another learner writes to it; resume the run with servers of its own.",
         )

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from rollmatch.dialects.prompt import CallLog, Reply, SamplingRules
 from rollmatch.dialects.session import RolloutServer
-from rollmatch.errors import RollmatchError
+from rollmatch.errors import RollmatchError, RolloutError
 from rollmatch.journal import Journal
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
+from rollmatch.rollout.backend import Decoding, check_answers, kept_logprobs
 from rollmatch.rollout.members import ServerLost, ServerMembers
 from rollmatch.rollout.retry import CallRules, ServerRestarted, is_transient_in_sync
 from rollmatch.rollout.server_calls import ServerCalls
@@ -113,7 +113,7 @@ class VllmServerBackend:
         return self.members.wait_until_well(budget_s)
 
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
-        """As the contract. Errors also: those of ``RolloutServer.infer``, ``PolicyVersionMismatch``."""
+        """As the contract. Errors also: those of ``RolloutServer.infer``, ``policy-version-mismatch``."""
         self._check_synced()
         sampling = self._sampling(requests, decoding)
         chunks, replies = self.members.cut(len(requests)), list[Reply]()
@@ -192,7 +192,11 @@ class VllmServerBackend:
 
     def _check_synced(self) -> None:
         if self.members.instances is None:
-            raise RolloutBeforeSync("the servers have not been given the learner's weights", key="policy_version")
+            raise RolloutError(
+                "the servers have not been given the learner's weights",
+                code="rollout-before-sync",
+                key="policy_version",
+            )
 
     def _sender_for_present(self) -> WeightSender:
         """The sender, made again if other servers take part than before; without its group where a member is gone."""

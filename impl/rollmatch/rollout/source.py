@@ -28,12 +28,6 @@ MAX_RESTARTS = 3
 Result = TypeVar("Result")
 
 
-class RankFailed(RolloutError):
-    """The rollouts of every learner rank arrive."""
-
-    code = "rank-failed"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSource:
     """Weights and requests out, rollouts back. Made by ``cli.assemble``."""
@@ -152,7 +146,7 @@ def settle(
     """The results of ``attempt`` on all ranks, in their order. All ranks call it, at the same place.
 
     A server that was restarted under any rank gets the weights again, from all ranks together; then every rank
-    attempts once more. ``step`` is for the journal. Errors: the rank's own; ``RankFailed`` on the other ranks.
+    attempts once more. ``step`` is for the journal. Errors: the rank's own; ``rank-failed`` on the other ranks.
     """
     for restarts_left in reversed(range(MAX_RESTARTS + 1)):
         error, outcome = _attempt(attempt)
@@ -163,7 +157,9 @@ def settle(
             return [cast(Result, each.result) for each in outcomes]
         if failures or not restarts_left:
             rank, problem = failures[0] if failures else (ranks.rank, restarts[0])
-            error = error or RankFailed(f"rank {rank}: {problem}", key="rollout", remedy="See that rank's error.")
+            error = error or RolloutError(
+                f"rank {rank}: {problem}", code="rank-failed", key="rollout", remedy="See that rank's error."
+            )
             error.is_shared = True
             raise error
         journal.write("restarted", step=step, problem=restarts[0])

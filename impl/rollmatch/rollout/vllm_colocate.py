@@ -25,7 +25,7 @@ from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, RolloutBeforeSync, check_answers, kept_logprobs
+from rollmatch.rollout.backend import Decoding, check_answers, kept_logprobs
 from rollmatch.startup import loading
 from rollmatch.weights.worker.loading import keep_weights_loadable
 
@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 
 LOGPROBS_AS_SAMPLED = {"logprobs_mode": "processed_logprobs"}
 """Log-probabilities under the distribution that was sampled from: after temperature, bans, top-p and top-k."""
-
-
-class PromptTooLong(RolloutError):
-    """A prompt and its longest response fit into ``vllm.max_model_len``."""
-
-    code = "prompt-too-long"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +79,11 @@ class VllmColocateBackend:
         self.policy_version = version
 
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
-        """As the contract. Errors also: ``PromptTooLong``."""
+        """As the contract. Errors also: ``prompt-too-long``."""
         if self.policy_version == 0:
-            raise RolloutBeforeSync("the engine has not been given the learner's weights", key="policy_version")
+            raise RolloutError(
+                "the engine has not been given the learner's weights", code="rollout-before-sync", key="policy_version"
+            )
         for part in tuple(self._asleep):
             self._wake(part)
         mine, everyone = self._gather(list(requests))
@@ -141,8 +137,9 @@ class VllmColocateBackend:
         prompt_len = len(request.token_ids) + self.template.num_added_tokens(images)
         needed = prompt_len + request.limit(decoding.max_new_tokens)
         if needed > self.settings.max_model_len:
-            raise PromptTooLong(
+            raise RolloutError(
                 f"{request.sample.origin} needs {needed} tokens, the engine holds {self.settings.max_model_len}",
+                code="prompt-too-long",
                 key="custom.extra.rollout_matching.vllm.max_model_len",
                 remedy="Raise max_model_len or lower max_new_tokens.",
             )

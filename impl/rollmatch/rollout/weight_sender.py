@@ -35,34 +35,24 @@ class WeightSender(Protocol):
         """Leave the group."""
 
 
-class DialectsMixed(SyncError):
-    """All servers of a run take weights in the same way."""
-
-    code = "dialects-mixed"
-
-
-class StagingUnavailable(SyncError):
-    """Weights are staged by servers of the native dialect."""
-
-    code = "staging-unavailable"
-
-
 def make_sender(servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvous], *, stage: bool) -> WeightSender:
     """Rank 0's way to connected servers; ``rendezvous``: one per server, of which a common group takes the first.
 
     ``stage``: full syncs change nothing before all servers have them.
-    Errors: ``DialectsMixed``, ``StagingUnavailable``, ``WeightsNotTaken``.
+    Errors: ``dialects-mixed``, ``staging-unavailable``, ``WeightsNotTaken``.
     """
     dialects = {server.dialect.name for server in servers}
     if len(dialects) > 1:
         named = ", ".join(f"{server.base_url} speaks {server.dialect.name}" for server in servers)
-        raise DialectsMixed(named, key=servers[0].base_url, remedy="Start the same kind of server everywhere.")
+        raise SyncError(
+            named, code="dialects-mixed", key=servers[0].base_url, remedy="Start the same kind of server everywhere."
+        )
     if dialects == {"native"}:
         return NativeSender(servers, rendezvous[0], stage=stage)
     if stage:
         problem = f"{servers[0].base_url} speaks {servers[0].dialect.name} and loads weights as they come"
         remedy = "Set sync.stage to false, or start it with rollmatch serve."
-        raise StagingUnavailable(problem, key=servers[0].base_url, remedy=remedy)
+        raise SyncError(problem, code="staging-unavailable", key=servers[0].base_url, remedy=remedy)
     if dialects <= {"swift", "trl"}:
         return TrlSender(servers, rendezvous)
     return StockSender(servers, rendezvous[0])

@@ -41,7 +41,7 @@ def memory_figures(config: RunConfig, model: torch.nn.Module) -> dict[str, objec
 
 
 def is_padding_free(config: RunConfig, model: torch.nn.Module) -> bool:
-    """auto: where a flash kernel takes a whole row and the attention allows it. Errors: ``SlidingWindowPacked``."""
+    """auto: where a flash kernel takes a whole row and the attention allows it. Errors: ``sliding-window-packed``."""
     wanted = config.training.padding_free
     if config.training.tokens_per_micro_batch is not None:
         check_packable(model, key="training.tokens_per_micro_batch")

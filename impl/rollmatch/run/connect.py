@@ -48,7 +48,7 @@ def connect_servers(
 ) -> VllmServerBackend:
     """The backend of ``vllm.mode: server``; every rank connects, only rank 0 will send weights.
 
-    Errors: ``ServerUnreachable``, ``DialectUnknown``, ``DialectsMixed``, ``WeightsNotTaken``, those of the file.
+    Errors: ``ServerUnreachable``, ``DialectUnknown``, ``dialects-mixed``, ``WeightsNotTaken``, those of the file.
     """
     section = server_section(config)
     addresses = ranks.gather(read_servers(section))[0] if section.servers_file else pair_servers(section)
@@ -137,7 +137,7 @@ def _num_ids(model: nn.Module | None) -> int | None:
 def try_out_adapters(backend: RolloutBackend, model: nn.Module) -> None:
     """Show on rank 0 that servers of the swift dialect apply an adapter that is sent alone, where they take one.
 
-    Errors: ``AdapterNotApplied``.
+    Errors: ``adapter-not-applied``.
     """
     if isinstance(backend, VllmServerBackend) and all(map(takes_adapters, backend.servers)):
         prove_adapters(backend, model)

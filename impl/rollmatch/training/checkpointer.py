@@ -55,7 +55,7 @@ class Checkpointer:
     def restore(self, checkpoint: Path) -> WindowTargets | None:
         """Put segments that waited back into the packer; returns the window under way, if there was one.
 
-        Errors: ``resume-other-learner``, ``PackerStateUnfit``.
+        Errors: ``resume-other-learner``, ``carry-unfit``.
         """
         ranks = self.source.ranks
         saved_learner(self.arguments, ranks.learner_world_size).check(checkpoint)

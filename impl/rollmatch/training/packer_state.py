@@ -17,12 +17,6 @@ BEFORE_RESUME = 0
 """Policy version of what was generated before the run was resumed: versions restart, the first one sent is 1."""
 
 
-class PackerStateUnfit(LaunchError):
-    """What waited when a checkpoint was written is there for this rank, and belongs to this data set."""
-
-    code = "carry-unfit"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackerState:
     """What one rank keeps. Made and restored by ``trainer``."""
@@ -63,7 +57,7 @@ def write_packer_state(folder: Path, state: PackerState, *, rank: int) -> None:
 
 
 def read_packer_state(folder: Path, samples: Sequence[Sample], *, rank: int) -> PackerState:
-    """Read it back. Errors: ``PackerStateUnfit``."""
+    """Read it back. Errors: ``carry-unfit``."""
     file = folder / PACKER_STATE_FILE.format(rank=rank)
     try:
         stored = json.loads(file.read_text())
@@ -73,7 +67,9 @@ def read_packer_state(folder: Path, samples: Sequence[Sample], *, rank: int) -> 
         parts = tuple(_as_segments(part, by_id) for part in stored["parts"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "Resume with the ranks, the packing and the data set of the run that wrote it, or start a new run."
-        raise PackerStateUnfit(f"{type(error).__name__}: {error}", key=str(file), remedy=remedy) from error
+        raise LaunchError(
+            f"{type(error).__name__}: {error}", code="carry-unfit", key=str(file), remedy=remedy
+        ) from error
     return PackerState(waiting=waiting, parts=parts)
 
 
