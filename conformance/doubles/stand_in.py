@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 from conformance.doubles.digits import MODEL, ROOT
 from rollmatch.serve.app import make_app
@@ -37,23 +38,27 @@ class PretendingReplica:
         self.plans, self.answers = {}, {}
         """Method -> what a worker answers in place of the usual, or a coroutine function that gives it."""
 
-    async def generate(self, request, request_id):
+    def params_of(self, request, *, seed):
+        further = {"seed": seed, "stop": request.stop, "regex": request.regex, "num_top": request.num_top}
+        return SimpleNamespace(**request.sampling.model_dump(), **further)
+
+    async def generate(self, prompt, params, request_id):
         if self.is_gone:
             raise dead()
-        self.generated.append(request)
+        self.generated.append(SimpleNamespace(prompt=prompt, params=params))
         try:
             await asyncio.sleep(self.delay_s)
         except asyncio.CancelledError:
             self.ended += 1
             raise
-        last = request.prompt.token_ids[-1]
+        last = prompt.token_ids[-1]
         if last == 7:
             raise Refusal("does not like 7", code="engine-refused", key="requests")
-        ids = [last] * (request.sampling.max_tokens - 1) + [STOP]
-        logprobs = b"\x00\x00\x80\xbf" * len(ids) if request.sampling.logprobs else None
+        ids = [last] * (params.max_tokens - 1) + [STOP]
+        logprobs = b"\x00\x00\x80\xbf" * len(ids) if params.logprobs else None
         return EngineOutput(
-            prompt_token_ids=request.prompt.token_ids, response_token_ids=ids, finish_reason="stop", stop_token_id=STOP,
-            logprobs=logprobs, top=(((last, -1.0),),) * len(ids) if request.num_top else (),
+            prompt_token_ids=prompt.token_ids, response_token_ids=ids, finish_reason="stop", stop_token_id=STOP,
+            logprobs=logprobs, top=(((last, -1.0),),) * len(ids) if params.num_top else (),
         )  # fmt: skip
 
     async def call(self, method, *arguments):

@@ -29,13 +29,13 @@ def gather(replicas, count):
     inside, all_in = [], asyncio.Event()
 
     def gathering(generate):
-        async def wait_and_generate(request, request_id):
-            inside.append(request_id)
+        async def wait_and_generate(*asked):
+            inside.append(asked)
             if len(inside) == count:
                 all_in.set()
             async with asyncio.timeout(20):
                 await all_in.wait()
-            return await generate(request, request_id)
+            return await generate(*asked)
 
         return wait_and_generate
 
@@ -269,7 +269,8 @@ def test_a_call_is_sampled_as_it_says_and_else_by_the_defaults_of_its_dialect(st
     parts, post, _ = start()
     assert post(route, body)[0] == 200
     (draw,) = [draw for replica in parts.pool.replicas for draw in replica.generated]
-    assert (draw.sampling, draw.seed, draw.stop, draw.num_top) == (Sampling(**sampling), None, (), 0)
+    further = {"seed": None, "stop": (), "regex": None, "num_top": 0}
+    assert vars(draw.params) == Sampling(**sampling).model_dump() | further
 
 
 def test_a_chat_of_trl_is_rendered_as_one_of_ms_swift_with_seeds_of_its_own(start):
@@ -282,4 +283,4 @@ def test_a_chat_of_trl_is_rendered_as_one_of_ms_swift_with_seeds_of_its_own(star
     prompts = sorted(tuple(draw.prompt.token_ids) for draw in drawn)
     assert (prompts[0], prompts[2]) == (prompts[1], prompts[3])
     assert len(set(prompts)) == 2
-    assert {draw.seed for draw in drawn} >= {7, 8}
+    assert {draw.params.seed for draw in drawn} >= {7, 8}

@@ -12,16 +12,12 @@ from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal, WorkerDead
 from rollmatch.server.payloads import Sampling
 from rollmatch.server.progress import CallProgress
-from rollmatch.server.prompts import EnginePrompt
-from rollmatch.server.replica import EngineRequest
+from rollmatch.server.prompts import EnginePrompt, GenerateRequest
 
 
 def requests_for_ids(*ids):
-    sampling = Sampling(max_tokens=2)
-    return [
-        EngineRequest(prompt=EnginePrompt(token_ids=[i], images=[], expanded_len=1), sampling=sampling, seed=None)
-        for i in ids
-    ]
+    params = PretendingReplica(0).params_of(GenerateRequest(sampling=Sampling(max_tokens=2)), seed=None)
+    return [(EnginePrompt(token_ids=[i], images=[], expanded_len=1), params) for i in ids]
 
 
 def pool_of(num_replicas=2, **fields):

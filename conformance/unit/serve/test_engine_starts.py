@@ -26,7 +26,10 @@ class SpawnedReplica:
         self.gpu = receiver.recv() if receiver.poll(LIMIT_S) else None
         process.join()
 
-    async def generate(self, request, request_id):
+    def params_of(self, request, *, seed):
+        """Nothing."""
+
+    async def generate(self, prompt, params, request_id):
         """Nothing."""
 
 

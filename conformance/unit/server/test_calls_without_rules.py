@@ -18,7 +18,7 @@ def test_a_body_without_rules_means_one_response_of_the_models_own_distribution(
 ):
     status, reply = post(route, body)
     (draw,) = [draw for replica in stand_in[0].pool.replicas for draw in replica.generated]
-    sampling = draw.sampling
+    sampling = draw.params
     assert (status, sampling.max_tokens, sampling.logprobs) == (200, max_tokens, logprobs)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, -1, 0.0)
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.0, 0.0, 0.0)

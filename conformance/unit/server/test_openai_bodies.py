@@ -13,7 +13,7 @@ from rollmatch.dialects.openai.engine import CallNotes
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal
 from rollmatch.server.prompts import EnginePrompt
-from rollmatch.server.replica import EngineCall, EnginePart
+from rollmatch.server.replica import EnginePart
 
 pytestmark = pytest.mark.anyio
 
@@ -198,7 +198,7 @@ class StreamingReplica(PretendingReplica):
         self.go, self.first = asyncio.Event(), asyncio.Event()
         self.first.set()
 
-    async def stream(self, call, request_id):
+    async def stream(self, prompt, params, request_id):
         await self.first.wait()
         yield EnginePart(output=f"{request_id} begins", num_tokens=1, is_last=False)
         await self.go.wait()
@@ -207,8 +207,8 @@ class StreamingReplica(PretendingReplica):
 
 def streaming():
     pool = EnginePool([StreamingReplica()])
-    call = EngineCall(prompt=EnginePrompt(token_ids=[5], images=[], expanded_len=1), params=None, options={})
-    return pool, pool.replicas[0], pool.stream(call, num_responses=3)
+    prompt = EnginePrompt(token_ids=[5], images=[], expanded_len=1)
+    return pool, pool.replicas[0], pool.stream(prompt, None, num_responses=3)
 
 
 @pytest.mark.scenario(

@@ -261,7 +261,7 @@ def test_swift_seeds_count_up_and_zero_means_none(stand_in):
         }
         assert client.post("/infer/", json=body).status_code == 200
         draws = sorted((d for r in parts.pool.replicas for d in r.generated), key=lambda d: d.prompt.token_ids)
-        assert [draw.seed for draw in draws] == wanted
+        assert [draw.params.seed for draw in draws] == wanted
         for replica in parts.pool.replicas:
             replica.generated.clear()
 

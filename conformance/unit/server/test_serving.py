@@ -28,9 +28,11 @@ def engines(monkeypatch):
             noted.running -= 1
             self.index = index
 
-        async def generate(self, request, call_id):
-            sampling = request.sampling
-            noted.generated.append((self.index, request.prompt.token_ids, sampling.max_tokens, request.seed, call_id))
+        def params_of(self, request, *, seed):
+            return request.sampling.max_tokens, seed
+
+        async def generate(self, prompt, params, call_id):
+            noted.generated.append((self.index, prompt.token_ids, *params, call_id))
 
     monkeypatch.setattr(serving, "VllmReplica", NotedReplica)
     monkeypatch.setattr(serving, "active_children", lambda: list(noted.children))

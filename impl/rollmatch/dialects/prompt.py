@@ -37,6 +37,11 @@ class SamplingRules:
     stop_texts: tuple[str, ...] = ()
     """The stop tokens as texts, for dialects that name them so."""
 
+    def values(self) -> dict[str, object]:
+        """Those that all dialects spell alike, as fields of a body."""
+        names = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty")
+        return {name: getattr(self, name) for name in names}
+
 
 UNSHAPED = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Values that no run sets. They are sent, because servers would take them from ``generation_config.json``."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -31,6 +31,11 @@ class Decoding:
     def is_shaped(self) -> bool:
         """Whether tokens are sampled from another distribution than the model's own."""
         return (self.temperature, self.top_p, self.repetition_penalty) != (1.0, 1.0, 1.0) or self.top_k > 0
+
+    def values(self) -> dict[str, Any]:
+        """Those that vLLM has, too, by its names."""
+        names = ("temperature", "top_p", "top_k", "repetition_penalty")
+        return {name: getattr(self, name) for name in names}
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, for the journal."""

@@ -222,10 +222,7 @@ class VllmServerBackend:
         limits = [request.limit(decoding.max_new_tokens) for request in requests]
         return SamplingRules(
             max_tokens=max(limits, default=decoding.max_new_tokens),
-            temperature=decoding.temperature,
-            top_p=decoding.top_p,
-            top_k=decoding.top_k,
-            repetition_penalty=decoding.repetition_penalty,
+            **decoding.values(),
             stop_token_ids=(self.template.vocabulary.stop_id,),
             stop_texts=(self.template.vocabulary.stop_token,),
             banned_token_ids=self.template.banned_ids,

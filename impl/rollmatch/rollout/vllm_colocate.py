@@ -149,10 +149,7 @@ class VllmColocateBackend:
 
         return SamplingParams(
             max_tokens=request.limit(decoding.max_new_tokens),
-            temperature=decoding.temperature,
-            top_p=decoding.top_p,
-            top_k=decoding.top_k,
-            repetition_penalty=decoding.repetition_penalty,
+            **decoding.values(),
             seed=request.seed,
             stop_token_ids=[self.template.vocabulary.stop_id],
             logit_bias=dict.fromkeys(self.template.banned_ids, -100.0),

@@ -19,8 +19,8 @@ from rollmatch.server.health import health_of
 from rollmatch.server.identity import load_model_identity
 from rollmatch.server.images import ImageReader
 from rollmatch.server.payloads import Sampling
-from rollmatch.server.prompts import EnginePrompt, PromptMaker
-from rollmatch.server.replica import EngineRequest, VllmReplica, dead
+from rollmatch.server.prompts import EnginePrompt, GenerateRequest, PromptMaker
+from rollmatch.server.replica import VllmReplica, dead
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import ServerState, assemble
 
@@ -102,7 +102,8 @@ def _say(text: str) -> None:
 async def _warm_up(replica: VllmReplica) -> None:
     """One token: what vLLM sets up with its first request would keep health waiting for more than a second."""
     prompt = EnginePrompt(token_ids=[0], images=[], expanded_len=1)
-    await replica.generate(EngineRequest(prompt=prompt, sampling=Sampling(max_tokens=1), seed=None), "warm-up")
+    params = replica.params_of(GenerateRequest(sampling=Sampling(max_tokens=1)), seed=None)
+    await replica.generate(prompt, params, "warm-up")
 
 
 def vocabulary_size(directory: str) -> int:

@@ -5,12 +5,17 @@ import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rollmatch.server.failures import Refusal, WorkerFailure
 from rollmatch.server.progress import CallProgress
-from rollmatch.server.replica import EngineCall, EngineOutput, EnginePart, EngineRequest, Replica, dead
+from rollmatch.server.prompts import EnginePrompt, GenerateRequest
+from rollmatch.server.replica import EngineOutput, EnginePart, VllmReplica, dead
 from rollmatch.server.update import UpdateState
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 _WATCH_S, _ABORT_S = 0.5, 30.0
 _T = TypeVar("_T")
@@ -19,7 +24,7 @@ _T = TypeVar("_T")
 class EnginePool:
     """Generate responses on the replicas. All methods run on one event loop."""
 
-    def __init__(self, replicas: Sequence[Replica], *, weights_set: bool = True) -> None:
+    def __init__(self, replicas: Sequence[VllmReplica], *, weights_set: bool = True) -> None:
         self.replicas = tuple(replicas)
         self.update = UpdateState(weights_set=weights_set)
         self.died = asyncio.Event()
@@ -62,18 +67,18 @@ class EnginePool:
         self.update.check_served()
 
     async def generate_all(
-        self, requests: Sequence[EngineRequest], *, call_id: str = ""
+        self, requests: Sequence[tuple[EnginePrompt, "SamplingParams"]], *, call_id: str = ""
     ) -> list[tuple[EngineOutput, int]]:
-        """Each response with the version that wrote it, in order; all or none. Errors also: ``Refusal``.
+        """One response to each prompt, with the version that wrote it, in order; all or none.
 
-        ``call_id``: under which ``progress`` follows the responses.
+        Errors also: ``Refusal``. ``call_id``: under which ``progress`` follows the responses.
         """
         self.check()
         places = self.place(len(requests))
         tasks: list[asyncio.Task[tuple[EngineOutput, int]]] = []
         try:
-            for pair in zip(requests, places, strict=True):
-                tasks.append(asyncio.create_task(self._generate_under_one_version(*pair, call_id)))
+            for (prompt, params), index in zip(requests, places, strict=True):
+                tasks.append(asyncio.create_task(self._generate_under_one_version(prompt, params, index, call_id)))
                 await asyncio.sleep(0)  # vLLM prepares a request on the event loop: others get a turn between two
             if tasks:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -85,7 +90,13 @@ class EnginePool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def stream(self, call: EngineCall, *, num_responses: int) -> AsyncGenerator[tuple[EnginePart, int]]:
+    def params_of(self, request: GenerateRequest, *, seed: int | None) -> "SamplingParams":
+        """As the replicas'; they are alike."""
+        return self.replicas[0].params_of(request, seed=seed)
+
+    async def stream(
+        self, prompt: EnginePrompt, params: "SamplingParams", *, num_responses: int, **options: Any
+    ) -> AsyncGenerator[tuple[EnginePart, int]]:
         """Parts of a call as they are written, and the version that wrote them, which is one for all.
 
         A call that a commit ends is begun again, unless a part of it was already taken.
@@ -102,7 +113,8 @@ class EnginePool:
                 await self.update.resumed.wait()
                 self.check()
                 version = self.update.policy_version
-                async with aclosing(self._parts(call, index)) as parts:
+                writing = partial(self.replicas[index].stream, prompt, params, **options)
+                async with aclosing(self._parts(writing, index)) as parts:
                     async for part in parts:
                         has_begun, is_whole = True, part.is_last
                         yield part, version
@@ -159,7 +171,7 @@ class EnginePool:
             task.cancel()
 
     async def _generate_under_one_version(
-        self, request: EngineRequest, index: int, call_id: str
+        self, prompt: EnginePrompt, params: "SamplingParams", index: int, call_id: str
     ) -> tuple[EngineOutput, int]:
         """Generate until a response was written under one version."""
         self._loads[index] += 1
@@ -169,7 +181,7 @@ class EnginePool:
                 self.check()
                 version, request_id = self.update.policy_version, f"{next(self._counter)}"
                 self.progress.begin(request_id, call_id, index)
-                task = asyncio.create_task(self.replicas[index].generate(request, request_id))
+                task = asyncio.create_task(self.replicas[index].generate(prompt, params, request_id))
                 try:
                     output = await self._kept(task)
                 finally:
@@ -180,13 +192,15 @@ class EnginePool:
         finally:
             self._loads[index] -= 1
 
-    async def _parts(self, call: EngineCall, index: int) -> AsyncGenerator[EnginePart]:
+    async def _parts(
+        self, stream: Callable[[str], AsyncGenerator[EnginePart]], index: int
+    ) -> AsyncGenerator[EnginePart]:
         """Parts as the engine writes them, however slowly they are taken; fewer where a commit ends the call."""
         parts: asyncio.Queue[EnginePart | None] = asyncio.Queue()
 
         async def write() -> None:
             num_tokens = 0
-            async for part in self.replicas[index].stream(call, f"{next(self._counter)}"):
+            async for part in stream(f"{next(self._counter)}"):
                 num_tokens += part.num_tokens
                 parts.put_nowait(part)
             self.tokens_by_replica[index] += num_tokens

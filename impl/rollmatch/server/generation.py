@@ -1,15 +1,20 @@
-"""Requests of any dialect as engine requests, and their responses; invalid requests are refused before generation."""
+"""Requests of any dialect and their responses; invalid requests are refused before generation."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal
 from rollmatch.server.payloads import InferBatch, InferReply, InferRequest, InferResponse, Sampling
-from rollmatch.server.prompts import GenerateRequest, PromptMaker, check_room
-from rollmatch.server.replica import EngineOutput, EngineRequest
+from rollmatch.server.prompts import EnginePrompt, GenerateRequest, PromptMaker, check_room
+from rollmatch.server.replica import EngineOutput
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 _LIMITS = "custom.extra.rollout_server.limits"
 
@@ -53,9 +58,9 @@ class ResponseGenerator:
             return []
         self.pool.check()
         self._check_limits(requests, where)
-        engine_requests = await asyncio.to_thread(self._engine_requests, requests, where, clamp)
+        prepared = await asyncio.to_thread(self._prepare, requests, where, clamp)
         try:
-            return await self.pool.generate_all(engine_requests, call_id=call_id)
+            return await self.pool.generate_all(prepared, call_id=call_id)
         except Refusal as error:
             error.item = None if error.item is None else _owner(requests, error.item)
             raise
@@ -81,32 +86,28 @@ class ResponseGenerator:
             remedy = f"Try again later, or raise {_LIMITS}.max_waiting_responses."
             raise Refusal(problem, code="server-busy", key=key, remedy=remedy)
 
-    def _engine_requests(self, requests: Sequence[GenerateRequest], where: str, clamp: bool) -> list[EngineRequest]:
-        made: list[EngineRequest] = []
+    def _prepare(
+        self, requests: Sequence[GenerateRequest], where: str, clamp: bool
+    ) -> list[tuple[EnginePrompt, "SamplingParams"]]:
+        """What the engine gets for each response."""
+        made: list[tuple[EnginePrompt, SamplingParams]] = []
         budget, num_tokens = self.prompts.reader.budget(), 0
         for item, request in enumerate(requests):
             self.check_length(len(request.token_ids or b"") // 4, item=item, where=where)
             prompt = self.prompts.make(request, budget, item=item, where=where)
             num_tokens += len(prompt.token_ids)
             check_count(num_tokens, "max_tokens_per_call", self.limits, key=where)
-            sampling = request.sampling
             if clamp:
                 self.check_length(prompt.expanded_len, item=item, where=where)
-                tokens_left = self.max_model_len - prompt.expanded_len
-                sampling = sampling.model_copy(update={"max_tokens": min(sampling.max_tokens, tokens_left)})
-            check_room(prompt, sampling.max_tokens, max_model_len=self.max_model_len, item=item)
-            self.check_sampled_ids(sampling, item=item)
-            made += [
-                EngineRequest(
-                    prompt=prompt,
-                    sampling=sampling,
-                    seed=seed,
-                    stop=request.stop,
-                    regex=request.regex,
-                    num_top=request.num_top,
-                )
-                for seed in request.seeds
-            ]
+                fitting = min(request.sampling.max_tokens, self.max_model_len - prompt.expanded_len)
+                request = replace(request, sampling=request.sampling.model_copy(update={"max_tokens": fitting}))
+            check_room(prompt, request.sampling.max_tokens, max_model_len=self.max_model_len, item=item)
+            self.check_sampled_ids(request.sampling, item=item)
+            try:
+                made += [(prompt, self.pool.params_of(request, seed=seed)) for seed in request.seeds]
+            except Refusal as error:
+                error.item = item
+                raise
         return made
 
     def check_length(self, num_tokens: int, *, item: int, where: str) -> None:

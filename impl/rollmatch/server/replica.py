@@ -4,16 +4,15 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rollmatch.server.failures import Refusal, WorkerDead
-from rollmatch.server.payloads import Sampling
-from rollmatch.server.prompts import EnginePrompt
+from rollmatch.server.prompts import EnginePrompt, GenerateRequest
 from rollmatch.server.settings import ServerSettings
 from rollmatch.startup import loading
 from rollmatch.weights.nccl import forbid_multicast
@@ -21,25 +20,9 @@ from rollmatch.weights.nccl import forbid_multicast
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.logprobs import LogprobsOnePosition, SampleLogprobs
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
-_RESET_LIMIT_S, _RESET_PAUSE_S, _END_S = 4.0, 0.001, 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineRequest:
-    """One response to be sampled."""
-
-    prompt: EnginePrompt
-    sampling: Sampling
-    seed: int | None
-    stop: tuple[str, ...] = ()
-    """Texts at which a response ends."""
-    regex: str | None = None
-    """What the whole text of a response matches."""
-    num_top: int = 0
-    """As in ``GenerateRequest``."""
+_RESET_PAUSE_S, _END_S = 0.001, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +37,13 @@ class EngineOutput:
     """float32, one per response token."""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """For each response token, ids with log-probabilities, likeliest first, the sampled one among them; empty unless
-    the request has ``num_top``.
+    more than that was requested.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCall:
-    """All responses to one prompt, sampled as vLLM's own parameters say."""
-
-    prompt: EnginePrompt
-    params: "SamplingParams"
-    options: Mapping[str, object]
-    """Further keyword arguments of ``AsyncLLM.generate``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePart:
-    """What an engine hands out of an ``EngineCall`` at a time: all of it, or what was written since the part before."""
+    """What an engine hands out of a call at a time: all of it, or what was written since the part before."""
 
     output: "RequestOutput"
     num_tokens: int
@@ -78,36 +51,11 @@ class EnginePart:
     is_last: bool
 
 
-class Replica(Protocol):
-    """What the pool needs of an engine."""
-
-    engine: "AsyncLLM | None"
-    """For vLLM's own serving classes, which read its configuration and renderer; None where it is not vLLM's."""
-
-    def stream(self, call: EngineCall, request_id: str) -> AsyncGenerator[EnginePart]:
-        """Parts of a call as they are written; closing frees its place. Errors: ``Refusal``, ``WorkerDead``."""
-
-    async def generate(self, request: EngineRequest, request_id: str) -> EngineOutput:
-        """Sample one response; cancelling frees its place. Errors: ``Refusal``, ``WorkerDead``."""
-
-    async def call(self, method: str, *arguments: object) -> list[dict[str, object]]:
-        """Call a method of every worker. Errors: ``WorkerDead``."""
-
-    async def reset_caches(self) -> bool:
-        """Forget everything computed with older weights; no request may run."""
-
-    def unfinished_tokens(self) -> dict[str, int]:
-        """Response tokens, so far, of the requests under way, by request id. Any thread may ask."""
-
-    def is_dead(self) -> bool:
-        """Whether a worker of it died."""
-
-    def close(self) -> None:
-        """Stop its processes."""
-
-
 class VllmReplica:
     """An ``AsyncLLM``; its engine core, and with it the worker, is a process of its own."""
+
+    reset_limit_s = 4.0
+    """How long caches that are in use are waited for."""
 
     def __init__(self, settings: ServerSettings, *, index: int) -> None:
         with loading():
@@ -147,20 +95,46 @@ class VllmReplica:
         """What the weights are held in, as torch names it."""
         return str(self.engine.model_config.dtype).removeprefix("torch.")
 
-    async def generate(self, request: EngineRequest, request_id: str) -> EngineOutput:
-        """As the protocol."""
-        call = EngineCall(prompt=request.prompt, params=_sampling_params(request), options={})
+    @staticmethod
+    def params_of(request: GenerateRequest, *, seed: int | None) -> "SamplingParams":
+        """How one response to a request is sampled, as vLLM spells it. Errors: ``Refusal``."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        sampling = request.sampling
+        try:
+            return SamplingParams(
+                **sampling.model_dump(exclude={"logprobs", "logit_bias", "stop_token_ids"}),
+                stop_token_ids=list(sampling.stop_token_ids),
+                logit_bias=dict(sampling.logit_bias) or None,
+                logprobs=request.num_top if sampling.logprobs else None,
+                stop=list(request.stop),
+                structured_outputs=StructuredOutputsParams(regex=request.regex) if request.regex else None,
+                seed=seed,
+                detokenize=bool(request.stop),
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+        except ValueError as error:
+            raise Refusal(str(error), code="engine-refused", key="requests") from error
+
+    async def generate(self, prompt: EnginePrompt, params: "SamplingParams", request_id: str) -> EngineOutput:
+        """Sample one response; cancelling frees its place. Errors: ``Refusal``, ``WorkerDead``."""
         last = None
-        async for part in self.stream(call, request_id):
+        async for part in self.stream(prompt, params, request_id):
             last = part
         assert last is not None
-        return _output_of(last.output, num_top=request.num_top)
+        return _output_of(last.output, num_top=params.logprobs or 0)
 
-    async def stream(self, call: EngineCall, request_id: str) -> AsyncGenerator[EnginePart]:
-        """As the protocol."""
-        prompt: dict[str, object] = {"prompt_token_ids": call.prompt.token_ids}
-        if call.prompt.images:
-            prompt["multi_modal_data"] = {"image": call.prompt.images}
+    async def stream(
+        self, prompt: EnginePrompt, params: "SamplingParams", request_id: str, **options: object
+    ) -> AsyncGenerator[EnginePart]:
+        """Parts of the responses to one prompt as they are written; closing frees their place.
+
+        ``options``: further keyword arguments of ``AsyncLLM.generate``. Errors: ``Refusal``, ``WorkerDead``.
+        """
+        given: dict[str, object] = {"prompt_token_ids": prompt.token_ids}
+        if prompt.images:
+            given["multi_modal_data"] = {"image": prompt.images}
         from vllm import exceptions
         from vllm.v1.engine.exceptions import EngineGenerateError
 
@@ -168,7 +142,7 @@ class VllmReplica:
 
         try:
             with _engine_death_as_ours():
-                async with aclosing(self.engine.generate(prompt, call.params, request_id, **call.options)) as outputs:
+                async with aclosing(self.engine.generate(given, params, request_id, **options)) as outputs:
                     async for output in outputs:
                         num_tokens = sum(len(answer.token_ids) for answer in output.outputs)
                         yield EnginePart(output=output, num_tokens=num_tokens, is_last=output.finished)
@@ -177,14 +151,17 @@ class VllmReplica:
             raise Refusal(f"{type(cause).__name__}: {cause}", code="engine-refused", key="requests") from error
 
     async def call(self, method: str, *arguments: object) -> list[dict[str, object]]:
-        """As the protocol."""
+        """Call a method of every worker. Errors: ``WorkerDead``."""
         with _engine_death_as_ours():
             replies: list[dict[str, object]] = await self.engine.collective_rpc(method, args=arguments)
             return replies
 
     async def reset_caches(self) -> bool:
-        """As the protocol; blocks of requests that just ended are given back an engine step later."""
-        deadline = time.monotonic() + _RESET_LIMIT_S
+        """Forget everything computed with older weights; no request may run.
+
+        Blocks of requests that just ended are given back an engine step later.
+        """
+        deadline = time.monotonic() + self.reset_limit_s
         with _engine_death_as_ours():
             while not await self.engine.reset_prefix_cache():
                 if time.monotonic() > deadline:
@@ -194,16 +171,19 @@ class VllmReplica:
         return True
 
     def unfinished_tokens(self) -> dict[str, int]:
-        """As the protocol: vLLM hands out whole responses only, but collects their tokens in this process."""
+        """Response tokens, so far, of the requests under way, by request id. Any thread may ask.
+
+        vLLM hands out whole responses only, but collects their tokens in this process.
+        """
         states = list(self.engine.output_processor.request_states.values())
         return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
 
     def is_dead(self) -> bool:
-        """As the protocol."""
+        """Whether a worker of it died."""
         return bool(self.engine.errored)
 
     def close(self) -> None:
-        """As the protocol. An idle engine core does not end on SIGTERM (vLLM 0.32), and it has nothing to save."""
+        """Stop its processes. An idle engine core does not end on SIGTERM (vLLM 0.32), and it has nothing to save."""
         reader = self.engine.output_handler
         if reader is not None:  # it would log the end of the engine as an error
             reader.get_loop().call_soon_threadsafe(reader.cancel)
@@ -226,33 +206,6 @@ def _engine_death_as_ours() -> Iterator[None]:
         yield
     except EngineDeadError as error:
         raise dead() from error
-
-
-def _sampling_params(request: EngineRequest) -> "SamplingParams":
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-    sampling = request.sampling
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        min_tokens=sampling.min_tokens,
-        ignore_eos=sampling.ignore_eos,
-        stop_token_ids=list(sampling.stop_token_ids),
-        stop=list(request.stop),
-        logit_bias=dict(sampling.logit_bias) or None,
-        logprobs=request.num_top if sampling.logprobs else None,
-        structured_outputs=StructuredOutputsParams(regex=request.regex) if request.regex else None,
-        seed=request.seed,
-        detokenize=bool(request.stop),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-    )
 
 
 def _output_of(output: "RequestOutput", *, num_top: int) -> EngineOutput:

@@ -1,4 +1,4 @@
-"""Sampling values of the swift and trl dialects as the engine's, checked by the ranges of ``Sampling``."""
+"""Sampling values as bodies of other servers give them, checked by the ranges of ``Sampling``."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from rollmatch.errors import first_fault
 from rollmatch.server.failures import Refusal
-from rollmatch.server.payloads import Sampling
+from rollmatch.server.payloads import Int64, Payload, Sampling
 
 _FROM_GENERATION_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 MAX_SEED, LONGEST = 2**63 - 1, 2**31 - 1
@@ -17,9 +17,32 @@ StopTexts = Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]]
 """Texts that end a response."""
 
 
+class GivenSampling(Payload):
+    """Fields that bodies of all dialects have, by vLLM's names; None leaves a value to the server."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int64 | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+
+
+class GivenVllmSampling(GivenSampling):
+    """Those that bodies have which name vLLM's sampling parameters."""
+
+    min_tokens: Int64 | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[Int64] | None = None
+
+
 def make_sampling(fields: Mapping[str, object], *, defaults: Mapping[str, object]) -> Sampling:
-    """Given values over ``defaults``; None counts as not given. Errors: ``Refusal``, with the field as its key."""
-    given = {name: value for name, value in fields.items() if value is not None}
+    """Given values over ``defaults``; None counts as not given. Fields that ``Sampling`` does not have are left out.
+
+    Errors: ``Refusal``, with the field as its key.
+    """
+    given = {name: value for name, value in fields.items() if value is not None and name in Sampling.model_fields}
     try:
         return Sampling.model_validate({**defaults, **given})
     except ValidationError as error:

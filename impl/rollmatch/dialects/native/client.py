@@ -87,11 +87,8 @@ def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, obje
 
 def _values(sampling: SamplingRules, max_tokens: int) -> dict[str, object]:
     return {
+        **sampling.values(),
         "max_tokens": max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "repetition_penalty": sampling.repetition_penalty,
         "stop_token_ids": list(sampling.stop_token_ids),
         "logit_bias": dict.fromkeys(sampling.banned_token_ids, BANNED),
         **({"logprobs": True} if sampling.logprobs else {}),

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rollmatch.data.ids import PackedIds
 from rollmatch.server.payloads import Int64, Payload
-from rollmatch.server.sampling import StopTexts
+from rollmatch.server.sampling import GivenVllmSampling, StopTexts
 from rollmatch.server.unserved import Unserved
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -17,22 +17,7 @@ NumLogprobs = Annotated[int, Field(ge=0, le=20)]
 JsonObject = dict[str, object]
 
 
-class GivenSampling(Payload):
-    """Fields that all calls of this dialect have, by vLLM's names; their ranges are those of ``Sampling``."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    min_tokens: Int64 | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[Int64] | None = None
-
-
-SAMPLED = (*GivenSampling.model_fields, "logit_bias")
+SAMPLED = (*GivenVllmSampling.model_fields, "logit_bias")
 """Fields whose ranges are those of every other dialect: ``Sampling``."""
 
 
@@ -55,7 +40,7 @@ class StructuredOutputs(Payload):
     structural_tag: str | None = None
 
 
-class OpenAIBody(GivenSampling):
+class OpenAIBody(GivenVllmSampling):
     """What both kinds of calls have; None leaves a value to the model's generation config."""
 
     no_matter: ClassVar = frozenset(
@@ -214,7 +199,7 @@ class CompletionBody(OpenAIBody):
         return [ids] if ids else [prompt for prompt in self.prompt if not isinstance(prompt, int)]
 
 
-class TokenSampling(GivenSampling):
+class TokenSampling(GivenVllmSampling):
     """``sampling_params``, by vLLM's names; the last five concern texts and experts, which are not returned."""
 
     n: Annotated[Int64, Field(ge=1)] = 1

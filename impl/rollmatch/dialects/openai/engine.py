@@ -8,7 +8,7 @@ import copy
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -16,7 +16,7 @@ from PIL import Image
 from rollmatch.errors import RollmatchError
 from rollmatch.server.failures import WorkerDead
 from rollmatch.server.prompts import EnginePrompt
-from rollmatch.server.replica import EngineCall, dead
+from rollmatch.server.replica import dead
 from rollmatch.server.state import ServerState
 
 if TYPE_CHECKING:
@@ -76,14 +76,17 @@ class PooledEngine:
         rendered = EnginePrompt(token_ids=prompt["prompt_token_ids"], images=images_of(prompt), expanded_len=0)
         self._server.prompts.check(rendered.token_ids, len(rendered.images), item=place, key=f"prompt[{place}]")
         kept = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
-        return self._generate(call, place, EngineCall(prompt=rendered, params=sampling_params, options=kept))
+        return self._generate(call, place, rendered, sampling_params, kept)
 
-    async def _generate(self, call: CallNotes, place: int, asked: EngineCall) -> AsyncGenerator["RequestOutput"]:
-        server, params = self._server, asked.params
+    async def _generate(
+        self, call: CallNotes, place: int, rendered: EnginePrompt, params: "SamplingParams", options: dict[str, object]
+    ) -> AsyncGenerator["RequestOutput"]:
+        server = self._server
         try:
-            prompt = await asyncio.to_thread(self._measured, asked.prompt, place)
+            prompt = await asyncio.to_thread(self._measured, rendered, place)
             params.max_tokens = min(params.max_tokens or 1, server.settings.max_model_len - prompt.expanded_len)
-            async with aclosing(server.pool.stream(replace(asked, prompt=prompt), num_responses=params.n)) as parts:
+            stream = server.pool.stream(prompt, params, num_responses=params.n, **options)
+            async with aclosing(stream) as parts:
                 async for part, version in parts:
                     call.versions[place] = version
                     yield part.output

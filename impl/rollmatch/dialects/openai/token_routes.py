@@ -25,18 +25,6 @@ from rollmatch.server.replica import EngineOutput
 from rollmatch.server.sampling import LONGEST, make_sampling, seeds_of
 from rollmatch.server.state import ServerState
 
-_NOT_SAMPLING = {
-    "n",
-    "seed",
-    "stop",
-    "logprobs",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "detokenize",
-    "include_stop_str_in_output",
-    "routed_experts_prompt_start",
-}
-
 
 def token_routes(server: ServerState) -> APIRouter:
     """The one route."""
@@ -65,7 +53,7 @@ def token_routes(server: ServerState) -> APIRouter:
 def token_request(body: TokenBody) -> GenerateRequest:
     """The call's prompt; response i samples from ``seed + i``. Errors: ``Refusal``."""
     given, stop = body.sampling_params, body.sampling_params.stop or ()
-    fields = given.model_dump(exclude=_NOT_SAMPLING) | {"logprobs": given.logprobs is not None}
+    fields = given.model_dump() | {"logprobs": given.logprobs is not None}
     return GenerateRequest(
         token_ids=body.token_ids,
         images=tuple(part.url for part in body.content_parts),

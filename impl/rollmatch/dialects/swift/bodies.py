@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from rollmatch.data.ids import PackedIds
 from rollmatch.dialects.trl.bodies import FlatTensor
 from rollmatch.server.payloads import Int64, Payload
-from rollmatch.server.sampling import StopTexts
+from rollmatch.server.sampling import GivenSampling, StopTexts
 from rollmatch.server.unserved import Unserved, UnservedFactor
 
 
@@ -38,17 +38,10 @@ class SwiftInferRequest(Payload):
     """For conversations of several turns, which the trainer continues itself."""
 
 
-class SwiftRequestConfig(Payload):
+class SwiftRequestConfig(GivenSampling):
     """How responses are sampled; None leaves it to the model's generation config."""
 
     max_tokens: Int64 | None = None
-    temperature: float | None = None
-    top_k: Int64 | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     seed: Int64 | None = None
     stop: StopTexts | str | None = None
     n: Annotated[Int64, Field(ge=1)] = 1

@@ -52,11 +52,7 @@ def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, obje
             for prompt in prompts
         ],
         "request_config": {
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "repetition_penalty": sampling.repetition_penalty,
+            **sampling.values(),
             **UNSHAPED,
             "stop": list(sampling.stop_texts),
             "seed": prompts[0].seed,

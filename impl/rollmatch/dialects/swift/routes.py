@@ -19,20 +19,6 @@ from rollmatch.server.sampling import LONGEST, make_sampling, model_defaults, se
 from rollmatch.server.state import ServerState
 
 WHERE = "infer_requests"
-_SAMPLING = frozenset(
-    [
-        "max_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "logprobs",
-    ]
-)
-"""``max_tokens`` where none is given; it is cut to what fits."""
 
 
 def swift_routes(server: ServerState) -> APIRouter:
@@ -92,7 +78,7 @@ def generate_requests(
     requests: Sequence[SwiftInferRequest], config: SwiftRequestConfig, *, defaults: Mapping[str, float]
 ) -> list[GenerateRequest]:
     """One request per prompt; response i of the call samples from ``seed + i``. Errors: ``Refusal``."""
-    sampling = make_sampling(config.model_dump(include=set(_SAMPLING)), defaults={"max_tokens": LONGEST, **defaults})
+    sampling = make_sampling(config.model_dump(), defaults={"max_tokens": LONGEST, **defaults})
     seed = config.seed or None  # ms-swift reads 0 as unset
     stop = (config.stop,) if isinstance(config.stop, str) and config.stop else tuple(config.stop or ())
     return [

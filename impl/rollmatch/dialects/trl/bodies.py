@@ -6,25 +6,15 @@ from pydantic import BaseModel, Field
 
 from rollmatch.data.ids import PackedIds
 from rollmatch.server.payloads import Int64, Payload, Shape, Size
-from rollmatch.server.sampling import StopTexts
+from rollmatch.server.sampling import GivenVllmSampling, StopTexts
 from rollmatch.server.unserved import Unserved
 from rollmatch.weights.group_address import MAX_WORLD_SIZE
 
 
-class TrlGenerationKwargs(Payload):
+class TrlGenerationKwargs(GivenVllmSampling):
     """vLLM sampling parameters beside those that are fields of the body; they win over these."""
 
-    repetition_penalty: float | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
     max_tokens: Int64 | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    min_tokens: Int64 | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[Int64] | None = None
     logit_bias: dict[int, float] | None = None
     seed: Int64 | None = None
     stop: StopTexts | Annotated[str, Field(min_length=1)] | None = None

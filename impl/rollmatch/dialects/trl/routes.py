@@ -12,13 +12,13 @@ from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.openapi import accepts
+from rollmatch.server.payloads import Sampling
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
 from rollmatch.server.sampling import make_sampling, seeds_of
 from rollmatch.server.state import ServerState
 
 _SAMPLING_AT = ("generation_kwargs", "n", "logprobs")
-_SAMPLING = frozenset(["repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens"])
 
 
 _Call = TypeVar("_Call", bound=TrlSampling)
@@ -91,7 +91,7 @@ def _common(call: TrlSampling) -> Callable[[int], dict[str, Any]]:
     """Place of a prompt -> the fields of its request that do not depend on its kind. Errors: ``Refusal``."""
     further = call.generation_kwargs.model_dump(exclude_none=True)
     seed, stop = further.pop("seed", None), further.pop("stop", None) or ()
-    fields = call.model_dump(include=set(_SAMPLING)) | further
+    fields = call.model_dump(include=set(Sampling.model_fields)) | further
     sampling = make_sampling(fields | {"logprobs": call.logprobs is not None}, defaults={})
 
     def of(item: int) -> dict[str, Any]:

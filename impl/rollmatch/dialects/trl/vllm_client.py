@@ -28,6 +28,7 @@ from rollmatch.dialects.native.group import Rendezvous, resolve
 from rollmatch.dialects.reply import entries_of, field_of, ids_of
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.swift.client import text_of
+from rollmatch.dialects.trl.bodies import TrlSampling
 from rollmatch.dialects.trl.client import ROUTE, TrlDialect
 from rollmatch.dialects.trl.sender import join, send_named
 from rollmatch.dialects.watch import WatchRules, watched
@@ -217,26 +218,13 @@ def _with_index(device: torch.device | str | int | None) -> torch.device:
     return found
 
 
-_SAMPLING = (
-    "n",
-    "repetition_penalty",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "max_tokens",
-    "logprobs",
-    "structured_outputs_regex",
-)
-
-
 def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a body that both calls have; None leaves a field out, but for ``logprobs``, where it means none.
 
     >>> sampling_of({"n": 2, "top_p": 0.9, "logprobs": None, "generation_kwargs": {"seed": 7}, "self": 0})
-    {'n': 2, 'top_p': 0.9, 'logprobs': None, 'generation_kwargs': {'seed': 7}}
+    {'n': 2, 'top_p': 0.9, 'generation_kwargs': {'seed': 7}, 'logprobs': None}
     """
-    fields = {name: given[name] for name in _SAMPLING if given.get(name) is not None}
+    fields = {name: given[name] for name in TrlSampling.model_fields if given.get(name) is not None}
     return fields | {"logprobs": given.get("logprobs"), "generation_kwargs": dict(given["generation_kwargs"] or {})}
 
 

@@ -44,11 +44,7 @@ def encode(prompt: Prompt, sampling: SamplingRules) -> dict[str, object]:
     images = iter(prompt.images)
     return {
         "messages": [_with_pictures(message, images) for message in prompt.messages],
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "repetition_penalty": sampling.repetition_penalty,
+        **sampling.values(),
         **UNSHAPED,
         "seed": prompt.seed,
         "stop_token_ids": list(sampling.stop_token_ids),
