@@ -176,8 +176,8 @@ class Running:
         return [process for process in self._seen if _is_alive(process)]
 
     def workers(self) -> list[psutil.Process]:
-        """Descendants that hold an engine; not Python's own trackers."""
-        return [each for each in self.members() if each.pid != self.process.pid and not _is_tracker(each)]
+        """Descendants that hold an engine; neither Python's own trackers nor what accepts a server's connections."""
+        return [each for each in self.members() if each.pid != self.process.pid and not _is_helper(each)]
 
     def wait_alone(self, timeout_s: float = END_TIMEOUT_S) -> None:
         """The command has ended; its processes end with it."""
@@ -229,7 +229,8 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _is_tracker(process: psutil.Process) -> bool:
+def _is_helper(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        return "tracker" in " ".join(process.cmdline())
+        command = " ".join(process.cmdline())
+        return "tracker" in command or "rollmatch/server/front.py" in command
     return True
