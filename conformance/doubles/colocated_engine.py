@@ -23,6 +23,7 @@ def open_engine(
     model: Path = MODEL,
     template: Template | None = None,
     tensor_parallel_size: int = 1,
+    lora_rank: int | None = None,
     **arguments: Any,
 ) -> VllmColocateBackend:
     """``arguments``: vLLM's, in place of ours."""
@@ -31,6 +32,7 @@ def open_engine(
         dtype="float32",
         max_model_len=768,
         tensor_parallel_size=tensor_parallel_size,
+        lora_rank=lora_rank,
         engine_arguments=ARGUMENTS | arguments,
     )
     return VllmColocateBackend(settings, template or template_of(), ranks)

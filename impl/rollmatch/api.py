@@ -16,6 +16,7 @@
     ).train()
 """
 
+import argparse
 import hashlib
 import importlib
 import json
@@ -24,11 +25,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from rollmatch.config.layers import merge, nested, read_tree
+from rollmatch.config.layers import merge, nested, parse_overrides, read_tree
 from rollmatch.config.load import make
 from rollmatch.config.yaml_dialect import Tree
 from rollmatch.errors import ConfigError, DataError
 from rollmatch.launch.learner import train_config
+from rollmatch.launch.server_arguments import overrides_of
 
 Records = Iterable[Mapping[str, object]] | str | Path
 """Records (also a ``datasets.Dataset``; see ``record_of``), or the path of a JSONL file."""
@@ -57,7 +59,7 @@ class GRPOTrainer:
 
     variant = "grpo"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # TRL's arguments, and those of verifiers
         self,
         model: str | Path,
         reward_funcs: Callable[..., object] | Sequence[WeightedReward] = (),
@@ -65,13 +67,29 @@ class GRPOTrainer:
         train_dataset: Records,
         eval_dataset: Records | None = None,
         config: Config,
+        use_vllm_server: bool = False,
+        vllm_host: str | None = None,
+        vllm_server_port: int | None = None,
+        vllm_group_port: int | None = None,
+        vllm_connection_timeout: float | None = None,
     ) -> None:
         """Nothing is loaded yet. ``model``: a directory or hub id. ``reward_funcs``: one, or ``rewards`` of ``train``.
 
-        ``config``: all other keys. Errors: ``ConfigError`` with ``given-twice``.
+        ``config``: all other keys. ``use_vllm_server`` generates on one rollout server, which the arguments after it
+        name, as on the command line. Errors: ``ConfigError`` with ``given-twice``, ``server-not-used``.
         """
         tree = read_tree(config) if isinstance(config, str | Path) else nested(config)
-        self.config = _with_arguments(tree, {"model.model": str(model), "custom.trainer_variant": self.variant})
+        arguments = {"model.model": str(model), "custom.trainer_variant": self.variant}
+        if use_vllm_server:
+            arguments["custom.extra.rollout_matching.rollout_backend"] = "vllm"
+        server = argparse.Namespace(
+            use_vllm_server=use_vllm_server,
+            vllm_host=vllm_host,
+            vllm_server_port=vllm_server_port,
+            vllm_group_port=vllm_group_port,
+            vllm_connection_timeout=vllm_connection_timeout,
+        )
+        self.config = merge(_with_arguments(tree, arguments), parse_overrides(overrides_of(server)))
         self.rewards = [reward_funcs] if callable(reward_funcs) or isinstance(reward_funcs, str) else reward_funcs
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
 

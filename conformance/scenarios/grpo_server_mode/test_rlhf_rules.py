@@ -3,15 +3,23 @@
 import pytest
 
 from conformance.doubles.configs import GRPO, config_with, rejected
-from rollmatch.config.servers import max_model_len, pair_servers, server_key, server_section, uses_servers
+from rollmatch.config.servers import (
+    disables_custom_all_reduce,
+    max_model_len,
+    pair_servers,
+    server_key,
+    server_section,
+    uses_servers,
+)
 
 MODE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=server")
 HOSTS, PORTS = "rlhf.vllm_server_host=[a, b]", "rlhf.vllm_server_port=[8080, 8081]"
 NAMED = (*MODE, HOSTS, PORTS)
+URL = "rlhf.vllm_server_base_url"
 LAUNCHED = "custom.extra.rollout_server."
 COLOCATE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=colocate")
 OTHER = '~.vllm.server={base_url: "http://c:1", group_port: 1}'
-AUTO = ("~.vllm.sync.mode=auto", "~.vllm.enable_lora=true")
+AUTO = ("~.vllm.sync.mode=auto", "~.vllm.enable_lora=true", "tuner.train_type=lora")
 OTHERS = (*GRPO, "~.vllm.mode=server", OTHER)
 
 
@@ -36,6 +44,14 @@ BROKEN = [
         ("host-invalid", f"rlhf.vllm_server_host.{place}", (*NAMED, f"rlhf.vllm_server_host={hosts}"), NAMED)
         for place, hosts in ((0, '["http://a", b]'), (1, '[a, "b:80"]'), (0, '["", b]'))
     ),
+    ("connection-form-ambiguous", URL, (*NAMED, f"{URL}=http://a:1"), (*MODE, f"{URL}=http://a:1")),
+    (
+        "server-named-twice",
+        URL,
+        (*MODE, f"{URL}=[http://a:1, http://a:1/]"),
+        (*MODE, f"{URL}=[http://a:1, http://a:2]"),
+    ),
+    ("base-url-invalid", URL, (*MODE, f"{URL}=[a]"), (*MODE, f"{URL}=[http://a/b]")),
     value("not-a-choice", "rlhf.vllm_mode", "both"),
     value("not-a-choice", "rlhf.rlhf_type", "dpo", "grpo"),
     value("wrong-type", "rlhf.vllm_server_port", 8080),
@@ -100,3 +116,26 @@ def test_servers_are_used_where_one_section_says_so():
     assert server_section(config_with(*NAMED, "~.vllm.server.infer_timeout_s=7")).infer_timeout_s == 7
     lengths = [max_model_len(config_with(*named, "~.vllm.max_model_len=600")) for named in ((), NAMED)]
     assert lengths == [600, 1024], "only rollout matching's server follows its engine"
+
+
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        ("http://a:80/x", [("http://a:80/x", 51216)]),
+        ("[http://a:1, http://b:2]", [("http://a:1", 51216), ("http://b:2", 51217)]),
+    ],
+)
+def test_servers_are_named_by_url_as_well(urls, expected):
+    config = config_with(*MODE, f"{URL}={urls}")
+    assert [(one.base_url, one.group_port) for one in pair_servers(server_section(config))] == expected
+    assert (uses_servers(config), server_key(config)) == (True, URL)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "used"), [("true", "null", True), ("true", "false", False), ("false", "true", True)]
+)
+def test_servers_may_reduce_otherwise_than_a_colocated_engine(there, here, used):
+    config = config_with(
+        *NAMED, f"~.vllm.disable_custom_all_reduce={there}", f"{LAUNCHED}vllm_disable_custom_all_reduce={here}"
+    )
+    assert disables_custom_all_reduce(config) is used

@@ -50,8 +50,29 @@ def test_the_script_starts_what_the_command_starts(capsys):
     done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PATH": path}, timeout=90)
     settings = json.loads(shlex.split(done.stdout)[-1]) if done.returncode == 0 else {}
     assert (settings.get("data_parallel_size"), settings.get("port")) == (3, 8000), done.stderr
+    assert done.stdout.startswith("VLLM_LOGGING_LEVEL=DEBUG ")
+    done.stdout = done.stdout.removeprefix("VLLM_LOGGING_LEVEL=DEBUG ")
     python = re.compile(rf"{re.escape(str(Path(sys.executable).parent))}/python[\d.]*")  # one program has several names
     assert python.sub("python", done.stdout) == python.sub("python", command)
+
+
+def test_the_scripts_read_the_environment_as_well(tmp_path):
+    """As the seeds' scripts do: config=... gpus=... bash scripts/train.sh; arguments come after the environment."""
+    for name in ("rollmatch", "conda"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$0" "$@" level "$VLLM_LOGGING_LEVEL" | sed "s,.*/,,"\n')
+        (tmp_path / name).chmod(0o755)
+
+    def run(script, *arguments, **variables):
+        environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"} | variables
+        words = [ROOT / f"scripts/{script}.sh", *arguments]
+        return subprocess.run(words, capture_output=True, text=True, env=environment, timeout=30).stdout.strip()
+
+    assert run("train", config="a.yaml", gpus="6,7") == "rollmatch train a.yaml --gpus 6,7 level"
+    expected = "rollmatch train b.yaml --gpus 6,7 --wait-timeout 9 --resume level INFO"
+    assert run("train", "config=b.yaml", "wait_timeout=9", "log_level=info", "--", "--resume", gpus="6,7") == expected
+    wrapped = "conda run --no-capture-output -n ms rollmatch serve a.yaml --gpus 0 level"
+    assert run("serve", "CONDA_ENV=ms", "gpus=0", config="a.yaml") == wrapped
+    assert run("serve", "gpus=0", config="a.yaml", CONDA_ENV="ms") == wrapped
 
 
 @pytest.mark.parametrize(("arguments", "missing"), [(["gpus=0"], "config="), (["config=x", "gpu=0"], "gpu=0")])

@@ -202,14 +202,14 @@ import os, time
 from rollmatch.launch import learner
 def line(text):  # in one write: torchrun's Python is unbuffered, and print writes the end of a line on its own
     os.write(1, f"{text}\\n".encode())
-learner.wait_for_servers = learner.sync_mode = lambda *_, **__: None
+learner.wait_for_servers = lambda *_, **__: None
 def checked(config):
     line(os.getpid())
     return [], []
 def waits(*_, **__):
     line("waits")
     time.sleep(99)
-learner.load_checked, learner.tensor_parallel_size = checked, waits
+learner.load_checked, learner.check_engine = checked, waits
 learner.train(
     "fixtures/digits/digits.yaml", overrides=(), resume=False, overwrite=False, wait=learner.WaitPolicy()
 )

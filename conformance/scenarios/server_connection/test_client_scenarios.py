@@ -160,7 +160,7 @@ def test_rank_1_generates_but_does_not_sync():
 @pytest.mark.parametrize("mode", ["adapter", "auto"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_adapter_mode_with_two_ranks_is_refused_before_a_server_is_called(double, mode, rank):
-    config = config_for(double.url, f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
+    config = config_for(double.url, "tuner.train_type=lora", f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
     with refused("adapter-with-several-ranks", "custom.extra.rollout_matching.vllm.sync.mode", remedy="full"):
         make_parts_with_server(config, Ranks(rank=rank, learner_world_size=2))
     assert double.calls == []

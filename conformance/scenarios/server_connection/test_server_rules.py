@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from conformance.doubles.configs import LONG, config_with, rejected
 from conformance.doubles.refusals import refused
 from rollmatch.config.connection import ServerConfig
-from rollmatch.config.effective import sync_mode
-from rollmatch.config.servers import pair_servers
+from rollmatch.config.servers import pair_servers, sync_mode
 from rollmatch.config.servers_file import read_entries
 
 SERVER = "~.vllm.mode=server"
+LORA = "tuner.train_type=lora"
+ALONE = ("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true")
 A, B, C = (f"http://127.0.0.1:{port}" for port in (8000, 8001, 8002))
 
 
@@ -215,7 +216,7 @@ def test_timeouts_have_defaults():
     [("full", False, "full"), ("full", True, "full"), ("auto", False, "full"), ("auto", True, "adapter")],
 )
 def test_auto_follows_the_engine(mode, enable_lora, resolved):
-    config = config_with(f"~.vllm.sync.mode={mode}", f"~.vllm.enable_lora={str(enable_lora).lower()}")
+    config = config_with(LORA, f"~.vllm.sync.mode={mode}", f"~.vllm.enable_lora={str(enable_lora).lower()}")
     assert sync_mode(config, learner_world_size=1) == resolved
 
 
@@ -225,15 +226,25 @@ def test_auto_follows_the_engine(mode, enable_lora, resolved):
     clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#4"],
 )
 def test_adapters_alone_need_an_engine_that_takes_them():
-    assert rejected("~.vllm.sync.mode=adapter") == [("adapter-needs-enable-lora", "~.vllm.sync.mode")]
-    assert sync_mode(config_with("~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true"), learner_world_size=1)
+    assert rejected(LORA, "~.vllm.sync.mode=adapter") == [("adapter-needs-enable-lora", "~.vllm.sync.mode")]
+    assert sync_mode(config_with(LORA, *ALONE), learner_world_size=1) == "adapter"
+
+
+@pytest.mark.scenario(clauses=["weight-sync/the-sync-mode-is-chosen-in-yaml#5,6"])
+@pytest.mark.parametrize("mode", ["adapter", "auto"])
+def test_adapters_alone_need_adapters_that_the_engine_applies(mode):
+    alone, key = ("~.vllm.enable_lora=true", f"~.vllm.sync.mode={mode}"), "~.vllm.sync.mode"
+    assert rejected(*alone) == [("adapter-option-without-lora", key)]
+    assert rejected(LORA, "tuner.use_dora=true", *alone) == [("adapter-incomplete", "tuner.use_dora")]
+    assert rejected(LORA, "training.strategy=fsdp2", *alone) == [("adapter-incomplete", key)]
+    config_with(LORA, "tuner.use_dora=true", *alone, *GOOD)  # merged by a server of ours
 
 
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
         (("~.vllm.mode=colocate",), "no server"),
-        ((*GOOD, "~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true"), "adapters"),
+        ((*GOOD, LORA, *ALONE), "adapters"),
         ((*GOOD, "custom.extra.rollout_server.vllm_tensor_parallel_size=2"), "parts of a model"),
     ],
 )
@@ -245,8 +256,9 @@ def test_full_syncs_to_servers_are_staged(overrides, problem):
 
 @pytest.mark.scenario(clauses=["learner-ranks/several-ranks-take-full-sync-only#1"])
 @pytest.mark.parametrize("mode", ["adapter", "auto"])
-def test_several_ranks_take_full_sync_only(mode):
-    config = config_with(f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
+def test_several_ranks_send_all_weights_to_servers(mode):
+    config = config_with(*GOOD, LORA, f"~.vllm.sync.mode={mode}", "~.vllm.enable_lora=true")
     with refused("adapter-with-several-ranks", "custom.extra.rollout_matching.vllm.sync.mode", remedy="full"):
         sync_mode(config, learner_world_size=2)
     assert sync_mode(config_with("~.vllm.sync.mode=auto"), learner_world_size=2) == "full"
+    assert sync_mode(config_with(LORA, *ALONE), learner_world_size=2) == "adapter"  # each rank's engine takes its own

@@ -86,7 +86,7 @@ def test_an_adapter_that_fits_no_weight_is_refused_and_the_next_one_arrives(atta
 
 
 def check_adapters_alone(server, requests):
-    """Our learner proves adapters on a server and sends two: each time it writes what the merged policy writes."""
+    """Our learner proves adapters on a server, sends two, then all weights: it writes what the merged policy writes."""
     policy = load_model(TunerConfig(train_type="lora", target_regex=LANGUAGE))
     backend = VllmServerBackend([server], template_of(), Ranks(), sender=TrlSender([server], [rendezvous()]))
     prove_adapters(backend, policy)
@@ -96,9 +96,13 @@ def check_adapters_alone(server, requests):
         written = tokens_of(backend.generate(requests, BRIEF))
         assert written == expected_of(merged_copy(policy), requests)
         assert written != expected_of(load_model(), requests)
+    perturb_adapters(policy, by=0.05, seed=3)
+    backend.push(named_weights(policy), version=backend.policy_version + 1)  # as where an adapter sync fails
+    assert tokens_of(backend.generate(requests, BRIEF)) == expected_of(merged_copy(policy), requests)
     backend.close()
 
 
+@pytest.mark.scenario(clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#9"])
 def test_our_learner_sends_adapters_alone_after_it_has_seen_their_effect(tmp_path, scene_requests):
     with running(tmp_path / "log", enable_lora=True, drain_s=0.1) as own:
         server = connected(own.server.url)

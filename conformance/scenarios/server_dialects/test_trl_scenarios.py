@@ -93,7 +93,7 @@ def test_a_server_that_would_apply_an_adapter_itself_gets_it_merged_with_a_warni
     monkeypatch.setattr(sender, "send", lambda weights, *, version: sent.extend(weights))
     backend, mode = VllmServerBackend([server], TEMPLATE, Ranks(), sender=sender), SyncMode("adapter")
     with caplog.at_level("WARNING"):
-        carried = [mode.push(backend, named_weights(policy), version=version) for version in (1, 2)]
+        carried = [mode.push(backend, named_weights(policy), Ranks(), version=version) for version in (1, 2)]
     assert carried == ["full", "full"]
     (warning,) = caplog.messages
     assert double.url in warning

@@ -7,6 +7,7 @@ import pytest
 
 from conformance.doubles.refusals import refused
 from rollmatch.errors import SyncError
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import SyncMode
 
 
@@ -45,7 +46,7 @@ class ModeBackend:
 
 
 def push_steps(mode, backend, num_steps):
-    return [mode.push(backend, Weights(), version=backend.policy_version + 1) for _ in range(num_steps)]
+    return [mode.push(backend, Weights(), Ranks(), version=backend.policy_version + 1) for _ in range(num_steps)]
 
 
 def test_full_is_the_default():
@@ -85,9 +86,9 @@ def test_a_full_sync_after_a_half_committed_adapter_is_newer_than_both():
 def test_without_fallback_the_run_stops():
     backend, mode = ModeBackend(failing=(1,)), SyncMode("adapter", fallback_to_full=False)
     with refused("adapter-sync-failed", "custom.extra.rollout_matching.vllm.sync.mode", remedy="sync.mode: full"):
-        mode.push(backend, Weights(), version=1)
+        mode.push(backend, Weights(), Ranks(), version=1)
     assert backend.took == []
-    assert SyncMode("adapter").push(ModeBackend(failing=(1,)), Weights(), version=1) == "full"
+    assert SyncMode("adapter").push(ModeBackend(failing=(1,)), Weights(), Ranks(), version=1) == "full"
 
 
 def test_a_backend_that_takes_no_adapters_gets_all_weights():
@@ -99,5 +100,41 @@ def test_a_backend_that_takes_no_adapters_gets_all_weights():
             self.policy_version = version
 
     backend = Colocated()
-    assert SyncMode("adapter").push(backend, Weights(), version=1) == "full"
+    assert SyncMode("adapter").push(backend, Weights(), Ranks(), version=1) == "full"
     assert backend.policy_version == 1
+
+
+@pytest.mark.scenario(clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#7"])
+def test_all_ranks_fall_back_where_one_fails():
+    """Ranks that share an engine would else load different weights into its parts."""
+
+    class OneOfTwo(Ranks):
+        def gather(self, item):
+            return [item, "Unproven: on the other rank"]
+
+    backend, mode = ModeBackend(), SyncMode("adapter")
+    assert mode.push(backend, Weights(), OneOfTwo(learner_world_size=2), version=1) == "full"
+    assert backend.took == [("adapter", 1), ("full", 2)]
+
+
+@pytest.mark.scenario(clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#8"])
+@pytest.mark.parametrize("has_fallback", [True, False])
+def test_a_trial_before_training_that_fails_is_a_failed_sync(has_fallback):
+    def trial():
+        raise Unproven("merged otherwise", key="a")
+
+    backend, mode = ModeBackend(), SyncMode("adapter", fallback_to_full=has_fallback)
+    if has_fallback:
+        assert not mode.attempt(trial, Ranks())
+        assert push_steps(mode, backend, 2) == ["full", "full"]
+    else:
+        with refused("adapter-sync-failed", problem="merged otherwise"):
+            mode.attempt(trial, Ranks())
+
+
+def test_a_bug_is_no_reason_to_send_all_weights():
+    def broken():
+        raise TypeError("a bug")
+
+    with pytest.raises(TypeError, match="a bug"):
+        SyncMode("adapter").attempt(broken, Ranks())

@@ -12,6 +12,7 @@ from conformance.doubles.refusals import refused
 from conformance.scenarios.weight_sync.test_native_sender import names_called
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_tensors
+from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import SyncMode
 from rollmatch.run import lifecycle as run_module
 from rollmatch.run.assemble import TrainerParts
@@ -175,7 +176,7 @@ def test_a_silent_failure_is_seen(attach_backend):
     policy = lora_policy()
     double = Merging(policy)
     double.forgets = True
-    assert SyncMode("adapter").push(attach_backend(double), named_weights(policy), version=1) == "full"
+    assert SyncMode("adapter").push(attach_backend(double), named_weights(policy), Ranks(), version=1) == "full"
     assert names_called(double).count("sync") == 2
     assert double.policy_version == 1
 

@@ -23,6 +23,7 @@ from rollmatch.dialects.prompt import Prompt, SamplingRules
 from rollmatch.dialects.session import RolloutServer, connect_all
 from rollmatch.dialects.trl.vllm_client import VLLMClient
 from rollmatch.launch import rollout_server, vllm_serve
+from rollmatch.launch.server_arguments import overrides_of
 from rollmatch.ranks import Ranks
 from rollmatch.run import connect
 from rollmatch.serve import process as server_process
@@ -33,7 +34,7 @@ FIVE = "--use_vllm_server --vllm_host localhost --vllm_server_port 8000 --vllm_g
 def parsed(words):
     parser = argparse.ArgumentParser()
     server_arguments.add_arguments(parser)
-    return server_arguments.overrides_of(parser.parse_args(words.split()))
+    return overrides_of(parser.parse_args(words.split()))
 
 
 def configured(words):

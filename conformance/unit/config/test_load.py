@@ -1,15 +1,18 @@
 import copy
+import dataclasses
 import re
 import sys
 from typing import get_args
 
 import pytest
+from transformers import TrainingArguments
 
 from conformance.doubles.configs import VALID, config_with, rejected
 from conformance.doubles.refusals import refused
 from rollmatch.config import RunConfig, load_config, make, resolved_yaml
-from rollmatch.config.findings import OTHER_NAMES
+from rollmatch.config.findings import INSTEAD, OTHER_NAMES
 from rollmatch.config.schema import fields, section_of
+from rollmatch.config.training import FURTHER, NOT_USED, TrainingConfig
 from rollmatch.errors import ConfigError, ErrorList
 
 
@@ -164,6 +167,32 @@ def test_a_key_that_only_transformers_knows_is_shown_its_section():
     assert half.remedy == "Move it to training.extra_arguments.fp16."
     assert "training.extra_arguments" in other.remedy
     assert model.remedy == "Remove it; rollmatch schema lists all keys."
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("warmup_ratio", "Write warmup_steps: a value below 1 is a share of all steps, such as 0.03."),
+        ("evaluation_strategy", "Set training.eval_steps; 0 evaluates before and after training only."),
+        ("overwrite_output_dir", "Remove it, and start with --overwrite."),
+        ("group_by_length", "even out micro-batches instead."),
+        ("train_sampling_strategy", "even out micro-batches instead."),
+        ("label_smoothing_factor", "Remove it: samples, losses and evaluations are not those of transformers."),
+        ("optim_args", "Move it to training.extra_arguments.optim_args."),
+        ("logging_first_step", "Move it to training.extra_arguments.logging_first_step."),
+        ("per_gpu_train_batch_size", "Did you mean training.per_device_train_batch_size?"),
+    ],
+)
+def test_a_key_of_transformers_is_not_taken_for_one_that_is_spelt_alike(name, remedy):
+    with refused("unknown-key", f"training.{name}", remedy=remedy):
+        config_with(f"training.{name}=1")
+
+
+def test_every_field_of_transformers_has_an_answer():
+    fields = {field.name for field in dataclasses.fields(TrainingArguments)}
+    answered = FURTHER | NOT_USED | set(INSTEAD) | set(OTHER_NAMES) | set(TrainingConfig.model_fields)
+    assert fields <= answered
+    assert fields >= FURTHER
 
 
 @pytest.mark.parametrize(("key", "lost"), [("training.seed", None), ("model.model", "model")])

@@ -131,3 +131,20 @@ def test_a_path_is_a_text_in_the_configuration(tmp_path):
     assert nested({"training.output_dir": tmp_path, "a": {"b": tmp_path}}) == {
         "training": {"output_dir": str(tmp_path)}, "a": {"b": str(tmp_path)}
     }  # fmt: skip
+
+
+@pytest.mark.scenario(clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#1"])
+@pytest.mark.parametrize("trainer", [GRPOTrainer, VinePPOTrainer, VinePPOMCTSTrainer])
+def test_trainers_take_the_five_arguments_of_a_rollout_server(tmp_path, trainer):
+    model = keys(tmp_path)["model"]["model"]
+    five = {"vllm_host": "node7", "vllm_server_port": 9000, "vllm_group_port": 22222, "vllm_connection_timeout": 30.0}
+    config = keys(tmp_path) | {"custom.extra.rollout_matching.rollout_backend": "vllm"}
+    made = trainer(model, right, train_dataset=DATA, config=config, use_vllm_server=True, **five)
+    vllm = made.config["custom"]["extra"]["rollout_matching"]["vllm"]
+    assert vllm["mode"] == "server"
+    named = {name: value for name, value in vllm["server"].items() if value is not None}
+    assert named == {"base_url": "http://node7:9000", "group_port": 22222, "timeout_s": 30.0}
+    with refused("server-not-used", "--vllm_host"):
+        trainer(model, right, train_dataset=DATA, config=keys(tmp_path), vllm_host="node7")
+    with refused("given-twice", "custom.extra.rollout_matching.rollout_backend"):
+        trainer(model, right, train_dataset=DATA, config=keys(tmp_path), use_vllm_server=True)

@@ -64,7 +64,7 @@ def test_an_adapter_alone_is_merged_by_the_server_bit_for_bit(backend, scene_req
     mode = SyncMode("adapter", fallback_to_full=False)
     for seed in (1, 2):
         model = adapted(use_dora=use_dora, seed=seed)
-        assert mode.push(backend, named_weights(model), version=backend.policy_version + 1) == "adapter"
+        assert mode.push(backend, named_weights(model), Ranks(), version=backend.policy_version + 1) == "adapter"
         assert tokens_of(backend.generate(scene_requests, BRIEF)) == expected_of(merged_copy(model), scene_requests)
 
 

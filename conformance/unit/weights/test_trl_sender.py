@@ -13,7 +13,7 @@ from conformance.judge.servers.talk import in_thread
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
-from rollmatch.dialects.swift.sender import ADAPTER_ROUTE, named_parts, peft_config
+from rollmatch.dialects.swift.sender import ADAPTER_ROUTE, named_parts, peft_config, without_effect
 from rollmatch.dialects.trl.sender import TrlSender
 from rollmatch.rollout.weight_sender import make_sender
 from rollmatch.weights.gloo import open_gloo
@@ -107,7 +107,7 @@ def adapter_with(*ranks, scaling=2.0, magnitude=None):
         tensors += [(part, torch.ones(shape)) for part, shape in parts.values()]
         names = {role: part for role, (part, _) in parts.items()}
         merges.append(Merge(name=f"{name}.weight", scaling=scaling, magnitude=magnitude, **names))
-    return Adapter(tensors=tuple(tensors), merges=tuple(merges), merged=())
+    return Adapter(tensors=tuple(tensors), merges=tuple(merges), merged=(), base=())
 
 
 def test_an_adapter_has_peft_s_names_and_its_scaling_in_b():
@@ -126,19 +126,26 @@ def test_an_adapter_has_peft_s_names_and_its_scaling_in_b():
     assert (lora_b[1] == 2).all()
 
 
-@pytest.mark.parametrize(
-    ("adapter", "key"),
-    [(adapter_with(2, 4), "tuner.lora_rank"), (adapter_with(2, magnitude="m"), "tuner.use_dora")],
-)
-def test_an_adapter_that_vllm_cannot_apply_is_not_sent(adapter, key):
-    sender = TrlSender([answering("swift", routes=(ADAPTER_ROUTE,))], [MEETING])
-    with refused("adapter-incomplete", key):
-        sender.send_adapter(adapter, version=1)
+def test_adapters_of_several_ranks_travel_as_one_of_the_largest():
+    """The protocol names one rank; zeros change no product."""
+    adapter = adapter_with(2, 4)
+    assert peft_config(adapter)["r"] == 4
+    tensors = dict(adapter.tensors)
+    parts = [tensor for _, tensor in named_parts(adapter)]
+    for merge, lora_a, lora_b in zip(adapter.merges, parts[::2], parts[1::2], strict=True):
+        assert (len(lora_a), lora_b.shape[1]) == (4, 4)
+        assert torch.equal(lora_b @ lora_a, 2.0 * tensors[merge.lora_b] @ tensors[merge.lora_a])
 
 
-def test_full_weights_are_not_sent_beneath_an_adapter(monkeypatch):
+def test_an_adapter_that_undoes_another_names_its_layers_and_changes_nothing():
+    blank = without_effect(adapter_with(2, 4))
+    assert peft_config(blank) == peft_config(adapter_with(2, 4)) | {"r": 1, "lora_alpha": 1}
+    parts = dict(named_parts(blank))
+    assert [tuple(part.shape) for part in parts.values()] == [(1, 4), (6, 1), (1, 4), (6, 1)]
+    assert not any(part.any() for part in parts.values())
+
+
+def test_an_adapter_that_vllm_cannot_apply_is_not_sent():
     sender = TrlSender([answering("swift", routes=(ADAPTER_ROUTE,))], [MEETING])
-    monkeypatch.setattr(sender, "_receivers", lambda _: [])
-    sender.send_adapter(adapter_with(2), version=1)
-    with refused("adapter-stays", "http://h:1"):
-        sender.send([("a", torch.zeros(1))], version=2)
+    with refused("adapter-incomplete", "tuner.use_dora"):
+        sender.send_adapter(adapter_with(2, magnitude="m"), version=1)

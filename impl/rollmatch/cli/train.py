@@ -10,6 +10,7 @@ from rollmatch.config import load_config
 from rollmatch.errors import LaunchError
 from rollmatch.launch.nodes import Nodes, Placement, nodes_of
 from rollmatch.launch.processes import parse_gpus, visible
+from rollmatch.launch.server_arguments import check_used, overrides_of
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -41,9 +42,9 @@ def _train(options: argparse.Namespace) -> int:
     from rollmatch.run.server_checks import WaitPolicy
 
     placement = Placement(gpus=options.gpus or (), nodes=nodes_of(options))
-    options.overrides = [*options.overrides, *server_arguments.overrides_of(options)]  # the parser keeps its default
+    options.overrides = [*options.overrides, *overrides_of(options)]  # the parser keeps its default
     if options.use_vllm_server:
-        server_arguments.check_used(load_config(options.config, options.overrides))
+        check_used(load_config(options.config, options.overrides))
     arguments = [part for override in options.overrides for part in ("--set", override)]
     arguments += [f"--{name}" for name in ("resume", "overwrite") if getattr(options, name)]
     wait = WaitPolicy(timeout_s=options.wait_timeout, server_pid=options.server_pid)

@@ -44,6 +44,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="precision of the engine, as vLLM names it")
     text = "listen on an address other than loopback without a bearer key in ROLLMATCH_API_KEY"
     parser.add_argument("--allow-no-key", "--allow_no_key", action="store_true", help=text)
+    text = "name by which other machines may call a server without a key; may be given several; addresses always may"
+    hosts = ("--allowed-hosts", "--allowed_hosts")
+    parser.add_argument(*hosts, nargs="+", default=[], metavar="HOST", help=text)
     parser.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
 
 

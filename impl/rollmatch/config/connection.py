@@ -195,6 +195,15 @@ class RlhfConfig(Section):
     """Host names or addresses, one server per host."""
     vllm_server_port: Annotated[tuple[Port, ...], _listed(Port)] | None = None
     """HTTP port of each host. Unit: port."""
+    vllm_server_base_url: (
+        Annotated[
+            str | tuple[str, ...],
+            BeforeValidator(_one_or_several(str, "a URL or a list of URLs"), json_schema_input_type=str | list[str]),
+            AfterValidator(_check_urls),
+        ]
+        | None
+    ) = None
+    """URL prefix of the server, or a list of URLs, in place of hosts and ports."""
     vllm_server_timeout: Positive = 240.0
     """Time to wait for the servers to become healthy, and for the weight-sync group to open. Unit: seconds."""
     vllm_server_group_port: GroupPorts = FIRST_GROUP_PORT
@@ -224,6 +233,9 @@ class RolloutServerConfig(Section):
     """Must be false: adapters are merged before or on arrival."""
     vllm_enable_prefix_caching: bool | None = None
     """Reuse the KV cache of equal prompt prefixes; null uses rollout_matching.vllm.enable_prefix_caching."""
+    vllm_disable_custom_all_reduce: bool | None = None
+    """Use NCCL instead of vLLM's own all-reduce between the GPUs of an engine; null uses
+    rollout_matching.vllm.disable_custom_all_reduce."""
     vllm_engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
     served_model_names: Texts = ()
@@ -240,7 +252,7 @@ class RolloutServerConfig(Section):
     allow_no_key: bool = False
     """Listen on an address other than loopback without a bearer key (environment variable ROLLMATCH_API_KEY)."""
     allowed_hosts: Texts = ()
-    """Further host names by which a server without a key may be called; loopback names always may."""
+    """Further host names by which a server without a key may be called; addresses and loopback names always may."""
     limits: LimitsConfig = LimitsConfig()
     """What one call and one connection may cost."""
     drain_s: Weight = 5.0

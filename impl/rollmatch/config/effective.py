@@ -19,26 +19,6 @@ class TensorParallelMismatch(ConfigError):
     code = "tensor-parallel-mismatch"
 
 
-class AdapterWithSeveralRanks(ConfigError):
-    """Several learner ranks send all weights, never adapters alone."""
-
-    code = "adapter-with-several-ranks"
-
-
-def sync_mode(config: RunConfig, *, learner_world_size: int) -> Literal["full", "adapter"]:
-    """What a sync sends: auto is adapter exactly with enable_lora. Errors: ``AdapterWithSeveralRanks``."""
-    vllm = config.custom.extra.rollout_matching.vllm
-    if not vllm.carries_adapter:
-        return "full"
-    if learner_world_size > 1:
-        raise AdapterWithSeveralRanks(
-            f"{vllm.sync.mode} means adapter here, and the learner has {learner_world_size} ranks",
-            key=f"{ROLLOUT_MATCHING}.vllm.sync.mode",
-            remedy="Set sync.mode to full.",
-        )
-    return "adapter"
-
-
 def tensor_parallel_size(config: RunConfig, *, learner_world_size: int) -> int:
     """Learner ranks that share one engine. Errors: ``TensorParallelMismatch``."""
     configured = config.custom.extra.rollout_matching.vllm.tensor_parallel_size

@@ -8,6 +8,7 @@ from pydantic_core import ErrorDetails
 
 from rollmatch.config.connection import RolloutServerConfig
 from rollmatch.config.schema import fields
+from rollmatch.config.training import FURTHER, NOT_USED
 from rollmatch.config.yaml_dialect import Tree
 from rollmatch.errors import ConfigError
 
@@ -58,6 +59,10 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         "gradient_clipping": "training.max_grad_norm",
         "loss_type": f"{GRPO}.normalize",
         "lr": "training.learning_rate",
+        "lr_scheduler": "training.lr_scheduler_type",
+        "num_epochs": "training.num_train_epochs",
+        "optimizer": "training.optim",
+        "per_gpu_train_batch_size": "training.per_device_train_batch_size",
         "overlong_filter": f"{GRPO}.mask_truncated_completions",
         "system": "custom.prompts.system",
         "system_prompt": "custom.prompts.system",
@@ -66,8 +71,32 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
 )
 """A key's name in TRL, ms-swift or other trainers -> our key."""
 TRANSFORMERS = "training.extra_arguments"
-_TRANSFORMERS_NAMES = frozenset({"fp16", "run_name", "torch_compile", "save_strategy"})
-"""Fields of ``transformers.TrainingArguments`` that people write outside ``training.extra_arguments``."""
+_LENGTH = (
+    "Remove it: responses have no length yet when samples are drawn, and the run keeps an order of its own to be "
+    "resumed. packing, padding_free and tokens_per_micro_batch even out micro-batches instead."
+)
+_DEVICE = "Remove it: the GPUs that are visible are used. CUDA_VISIBLE_DEVICES= hides them."
+INSTEAD: Mapping[str, str] = MappingProxyType(
+    {
+        "warmup_ratio": "Write warmup_steps: a value below 1 is a share of all steps, such as 0.03.",
+        "eval_strategy": "Set training.eval_steps; 0 evaluates before and after training only.",
+        "evaluation_strategy": "Set training.eval_steps; 0 evaluates before and after training only.",
+        "eval_on_start": "Remove it: there is an evaluation before training.",
+        "logging_strategy": "Set training.logging_steps.",
+        "logging_dir": "Remove it: logs are in training.output_dir.",
+        "overwrite_output_dir": "Remove it, and start with --overwrite.",
+        "resume_from_checkpoint": "Remove it, and start with --resume.",
+        "group_by_length": _LENGTH,
+        "train_sampling_strategy": _LENGTH,
+        "length_column_name": _LENGTH,
+        "no_cuda": _DEVICE,
+        "use_cpu": _DEVICE,
+        "use_mps_device": _DEVICE,
+        "local_rank": "Remove it: torchrun says it in the environment.",
+        "save_safetensors": "Remove it: checkpoints are safetensors.",
+    }
+)
+"""A field of ``transformers.TrainingArguments``, of 4.x, too -> what to do instead."""
 
 
 def find_removed(tree: Tree) -> list[ConfigError]:
@@ -107,10 +136,10 @@ def nearest(key: str) -> str | None:
     """
     section, _, name = key.rpartition(".")
     homes = {path: path.rpartition(".")[2] for path in fields()}
-    if name in _TRANSFORMERS_NAMES:
-        return f"{TRANSFORMERS}.{name}"
     if name not in homes.values() and name in OTHER_NAMES:
         return OTHER_NAMES[name]
+    if name in FURTHER:
+        return f"{TRANSFORMERS}.{name}"
     beside = [home for path, home in homes.items() if path.rpartition(".")[0] == section]
     close = [] if name in homes.values() else get_close_matches(name, beside)
     if close:
@@ -162,8 +191,12 @@ def translate(found: ErrorDetails) -> ConfigError:
 
 
 def _unknown(key: str) -> ConfigError:
-    meant = nearest(key)
-    if meant is not None and meant.startswith(f"{TRANSFORMERS}."):
+    name = key.rpartition(".")[2]
+    is_known = name in INSTEAD or name in NOT_USED
+    meant = None if is_known else nearest(key)
+    if is_known:
+        remedy = INSTEAD.get(name, "Remove it: samples, losses and evaluations are not those of transformers.")
+    elif meant is not None and meant.startswith(f"{TRANSFORMERS}."):
         remedy = f"Move it to {meant}."
     elif meant is not None:
         remedy = f"Did you mean {meant}?"

@@ -5,11 +5,12 @@ from collections.abc import Collection, Iterator
 
 from rollmatch.config import effective
 from rollmatch.config.batch_rules import BATCH_RULES
-from rollmatch.config.findings import ROLLOUT_MATCHING
+from rollmatch.config.findings import INSTEAD, ROLLOUT_MATCHING
 from rollmatch.config.objective_rules import ENVIRONMENT_RULES, GRPO_RULES, OVERLAP_RULES
 from rollmatch.config.rollout_matching import ANSWER_FORMATS, RolloutMatchingConfig
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.server_rules import RLHF_RULES, SERVER_RULES
+from rollmatch.config.servers import uses_servers
 from rollmatch.config.strategy_rules import STRATEGY_RULES
 from rollmatch.config.training import NOT_USED, TrainingConfig
 from rollmatch.errors import ConfigError
@@ -64,6 +65,20 @@ def _adapter_options(config: RunConfig) -> Iterator[ConfigError]:
         for name in beside:
             problem, remedy = "trains weights that an adapter sync does not send", "Set sync.mode to full."
             yield ConfigError(problem, code="adapter-incomplete", key=f"tuner.{name}", remedy=remedy)
+
+
+def _adapter_sync(config: RunConfig) -> Iterator[ConfigError]:
+    """What an adapter that travels alone needs: that there is one, and an engine that applies it."""
+    vllm, key = _rollout(config).vllm, f"{ROLLOUT_MATCHING}.vllm.sync.mode"
+    if not vllm.carries_adapter:
+        return
+    if config.tuner.train_type == "full":
+        problem = f"is {vllm.sync.mode}, which means adapter here, but tuner.train_type is full"
+        remedy = "Set it to full, or tuner.train_type to lora."
+        yield ConfigError(problem, code="adapter-option-without-lora", key=key, remedy=remedy)
+    elif config.tuner.use_dora and effective.rollout_backend(config) == "vllm" and not uses_servers(config):
+        problem, remedy = "is true, and a colocated engine applies no DoRA", "Set sync.mode to full."
+        yield ConfigError(problem, code="adapter-incomplete", key="tuner.use_dora", remedy=remedy)
 
 
 def _half_weights(config: RunConfig) -> Iterator[ConfigError]:
@@ -185,7 +200,7 @@ def _extra_arguments(config: RunConfig) -> Iterator[ConfigError]:
             remedy = f"Move it to training.{name}."
             yield ConfigError("has a key of its own", code="argument-has-own-key", key=key, remedy=remedy)
         elif name in NOT_USED:
-            remedy = "Remove it: the order of samples, losses and evaluations are not those of transformers."
+            remedy = INSTEAD.get(name, "Remove it: samples, losses and evaluations are not those of transformers.")
             yield ConfigError("does not apply here", code="argument-not-used", key=key, remedy=remedy)
 
 
@@ -249,10 +264,12 @@ def _of_rollout(*names: str) -> tuple[str, ...]:
 
 
 _PRECISION = ("bf16", "optim", "allow_half_weights")
+_SYNC = _of_rollout("rollout_backend", "vllm.mode", "vllm.sync.mode", "vllm.enable_lora")
 _LENGTHS = _of_rollout("max_new_tokens", "vllm.max_model_len")
 RULES: tuple[Rule, ...] = (
     Rule(reads=("tuner.use_dora", "tuner.train_type"), check=_dora),
     Rule(reads=("tuner", *_of_rollout("vllm.sync.mode", "vllm.enable_lora")), check=_adapter_options),
+    Rule(reads=("tuner", "rlhf", "custom.trainer_variant", *_SYNC), check=_adapter_sync),
     Rule(
         reads=("tuner.train_type", "model.torch_dtype", *(f"training.{name}" for name in _PRECISION)),
         check=_half_weights,

@@ -3,11 +3,19 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from rollmatch.config import effective
 from rollmatch.config.connection import LAST_PORT, ServerConfig, is_loopback
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.rollout_matching import VllmConfig
 from rollmatch.config.schema import Rule, RunConfig
-from rollmatch.config.servers import ServerAddress, is_named_in_rlhf, pair_servers, server_section, uses_servers
+from rollmatch.config.servers import (
+    ServerAddress,
+    is_named_in_rlhf,
+    pair_servers,
+    server_key,
+    server_section,
+    uses_servers,
+)
 from rollmatch.config.servers_file import SERVERS_FILE
 from rollmatch.errors import ConfigError
 
@@ -190,7 +198,7 @@ SERVER_RULES: tuple[Rule, ...] = (
 )
 
 
-HOST, PORT, GROUP_PORT = (f"rlhf.vllm_server_{name}" for name in ("host", "port", "group_port"))
+HOST, PORT, URL, GROUP_PORT = (f"rlhf.vllm_server_{name}" for name in ("host", "port", "base_url", "group_port"))
 ENGINE_LENGTH = "custom.extra.rollout_server.vllm_max_model_len"
 
 
@@ -217,7 +225,12 @@ def _variant(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _named(config: RunConfig) -> Iterator[ConfigError]:
-    for key, value in ((HOST, config.rlhf.vllm_server_host), (PORT, config.rlhf.vllm_server_port)):
+    pair = (HOST, config.rlhf.vllm_server_host), (PORT, config.rlhf.vllm_server_port)
+    has_url = config.rlhf.vllm_server_base_url is not None
+    if has_url and any(value is not None for _, value in pair):
+        problem, remedy = "is set, and vllm_server_host or vllm_server_port is, too", "Keep one of the two forms."
+        yield ConfigError(problem, code="connection-form-ambiguous", key=URL, remedy=remedy)
+    for key, value in () if has_url else pair:
         if value is None and is_named_in_rlhf(config):
             problem = "vllm_mode is server, this key is not set"
             yield ConfigError(
@@ -234,6 +247,11 @@ def _pairs(config: RunConfig) -> Iterator[ConfigError]:
         config.rlhf.vllm_server_port,
         config.rlhf.vllm_server_group_port,
     )
+    if isinstance(urls := config.rlhf.vllm_server_base_url, tuple):
+        yield from check_group_ports(urls, group_ports, key=GROUP_PORT, urls_key="vllm_server_base_url")
+        if twice := [url for url, count in Counter(url.rstrip("/") for url in urls).items() if count > 1]:
+            problem, remedy = f"{twice[0]} is named more than once", "Name each server once."
+            yield ConfigError(problem, code="server-named-twice", key=URL, remedy=remedy)
     if hosts is None or ports is None:
         return
     if len(hosts) != len(ports):
@@ -247,7 +265,7 @@ def _pairs(config: RunConfig) -> Iterator[ConfigError]:
 
 def _hosts(config: RunConfig) -> Iterator[ConfigError]:
     if is_named_in_rlhf(config) and not [*_named(config), *_pairs(config)]:
-        yield from check_group_hosts(pair_servers(server_section(config)), key=HOST)
+        yield from check_group_hosts(pair_servers(server_section(config)), key=server_key(config))
 
 
 def _one_place(config: RunConfig) -> Iterator[ConfigError]:
@@ -268,10 +286,12 @@ def _one_place(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _engine_length(config: RunConfig) -> Iterator[ConfigError]:
-    value, longest = config.custom.extra.rollout_server.vllm_max_model_len, config.global_max_length
-    if config.custom.trainer_variant == "grpo" and value is not None and value < longest:
-        problem = f"must be at least global_max_length {longest}, but is {value}"
-        remedy = "Raise it, leave it out, or lower global_max_length."
+    value, is_grpo = config.custom.extra.rollout_server.vllm_max_model_len, config.custom.trainer_variant == "grpo"
+    longest = config.global_max_length if is_grpo else effective.max_model_len(config)
+    name = "global_max_length" if longest == config.global_max_length else "rollout_matching.vllm.max_model_len"
+    if value is not None and value < longest:
+        problem = f"must be at least {name} {longest}, but is {value}"
+        remedy = f"Raise it, leave it out, or lower {name}."
         yield ConfigError(problem, code="engine-shorter-than-segment", key=ENGINE_LENGTH, remedy=remedy)
 
 
@@ -289,10 +309,13 @@ _PLACES = (f"{ROLLOUT_MATCHING}.rollout_backend", f"{_SERVER}.mode", f"{_SERVER}
 RLHF_RULES: tuple[Rule, ...] = (
     Rule(reads=_MODE, check=_mode),
     Rule(reads=("rlhf.use_vllm", "custom.trainer_variant"), check=_variant),
-    Rule(reads=(*_MODE, HOST, PORT), check=_named),
-    Rule(reads=(HOST, PORT, GROUP_PORT), check=_pairs),
-    Rule(reads=(*_MODE, HOST, PORT, GROUP_PORT), check=_hosts),
+    Rule(reads=(*_MODE, HOST, PORT, URL), check=_named),
+    Rule(reads=(HOST, PORT, URL, GROUP_PORT), check=_pairs),
+    Rule(reads=(*_MODE, HOST, PORT, URL, GROUP_PORT), check=_hosts),
     Rule(reads=(*_MODE, *_PLACES), check=_one_place),
-    Rule(reads=("custom.trainer_variant", "global_max_length", ENGINE_LENGTH), check=_engine_length),
+    Rule(
+        reads=("custom.trainer_variant", "global_max_length", f"{_SERVER}.max_model_len", ENGINE_LENGTH),
+        check=_engine_length,
+    ),
     Rule(reads=(*_MODE, f"{_SERVER}.sync.mode", f"{_SERVER}.enable_lora"), check=_merged),
 )

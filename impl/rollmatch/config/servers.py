@@ -1,6 +1,7 @@
 """Addresses and engine settings of a run's rollout servers, whichever section names them."""
 
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import urlsplit
 
 from rollmatch.config import effective
@@ -8,6 +9,7 @@ from rollmatch.config.connection import ServerConfig, base_url_of
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import RunConfig
 from rollmatch.config.servers_file import read_entries
+from rollmatch.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +73,35 @@ def uses_servers(config: RunConfig) -> bool:
     return is_named_in_rlhf(config) or (rules.rollout_backend == "vllm" and rules.vllm.mode == "server")
 
 
+class AdapterWithSeveralRanks(ConfigError):
+    """Several learner ranks send all weights to servers, never adapters alone."""
+
+    code = "adapter-with-several-ranks"
+
+
+def sync_mode(config: RunConfig, *, learner_world_size: int) -> Literal["full", "adapter"]:
+    """What a sync sends: auto is adapter exactly with enable_lora. Errors: ``AdapterWithSeveralRanks``."""
+    vllm = config.custom.extra.rollout_matching.vllm
+    if not vllm.carries_adapter:
+        return "full"
+    if learner_world_size > 1 and uses_servers(config):
+        raise AdapterWithSeveralRanks(
+            f"{vllm.sync.mode} means adapter here, and the learner has {learner_world_size} ranks",
+            key=f"{ROLLOUT_MATCHING}.vllm.sync.mode",
+            remedy="Set sync.mode to full.",
+        )
+    return "adapter"
+
+
 def server_section(config: RunConfig) -> ServerConfig:
     """The servers that are named, in the form that ``pair_servers`` takes."""
     configured = config.custom.extra.rollout_matching.vllm.server
     if not is_named_in_rlhf(config):
         return configured
     rlhf = config.rlhf
-    pairs = zip(rlhf.vllm_server_host or (), rlhf.vllm_server_port or ())
+    pairs, urls = zip(rlhf.vllm_server_host or (), rlhf.vllm_server_port or ()), rlhf.vllm_server_base_url
     return ServerConfig(
-        base_url=tuple(base_url_of(host, port) for host, port in pairs),
+        base_url=(urls,) if isinstance(urls, str) else urls or tuple(base_url_of(host, port) for host, port in pairs),
         group_port=rlhf.vllm_server_group_port,
         timeout_s=rlhf.vllm_server_timeout,
         infer_timeout_s=configured.infer_timeout_s,
@@ -92,7 +114,9 @@ def server_section(config: RunConfig) -> ServerConfig:
 
 def server_key(config: RunConfig) -> str:
     """The key under which servers are named."""
-    return "rlhf.vllm_server_host" if is_named_in_rlhf(config) else f"{ROLLOUT_MATCHING}.vllm.server"
+    if not is_named_in_rlhf(config):
+        return f"{ROLLOUT_MATCHING}.vllm.server"
+    return f"rlhf.vllm_server_{'host' if config.rlhf.vllm_server_base_url is None else 'base_url'}"
 
 
 def max_model_len(config: RunConfig) -> int:
@@ -107,6 +131,12 @@ def prefix_caching(config: RunConfig) -> bool:
     """Whether rollout servers keep attention caches of equal prompt beginnings."""
     configured = config.custom.extra.rollout_server.vllm_enable_prefix_caching
     return config.custom.extra.rollout_matching.vllm.enable_prefix_caching if configured is None else configured
+
+
+def disables_custom_all_reduce(config: RunConfig) -> bool:
+    """Whether the GPUs of a rollout server's engine reduce by NCCL."""
+    configured = config.custom.extra.rollout_server.vllm_disable_custom_all_reduce
+    return config.custom.extra.rollout_matching.vllm.disable_custom_all_reduce if configured is None else configured
 
 
 def memory_share(config: RunConfig) -> float:

@@ -158,6 +158,72 @@ NOT_USED = frozenset(
 """Fields of transformers.TrainingArguments that have no effect, or a wrong one: what would read them is replaced."""
 
 
+FURTHER = frozenset(
+    {
+        "accelerator_config",
+        "auto_find_batch_size",
+        "dataloader_drop_last",
+        "dataloader_in_order",
+        "dataloader_multiprocessing_context",
+        "dataloader_num_workers",
+        "dataloader_persistent_workers",
+        "dataloader_pin_memory",
+        "dataloader_prefetch_factor",
+        "ddp_backend",
+        "ddp_broadcast_buffers",
+        "ddp_bucket_cap_mb",
+        "ddp_find_unused_parameters",
+        "ddp_static_graph",
+        "ddp_timeout",
+        "debug",
+        "enable_jit_checkpoint",
+        "eval_delay",
+        "fp16",
+        "full_determinism",
+        "gradient_checkpointing_kwargs",
+        "greater_is_better",
+        "hub_always_push",
+        "hub_model_id",
+        "hub_private_repo",
+        "hub_revision",
+        "hub_strategy",
+        "hub_token",
+        "include_num_input_tokens_seen",
+        "liger_kernel_config",
+        "load_best_model_at_end",
+        "log_level",
+        "log_level_replica",
+        "log_on_each_node",
+        "logging_first_step",
+        "logging_nan_inf_filter",
+        "lr_scheduler_kwargs",
+        "metric_for_best_model",
+        "neftune_noise_alpha",
+        "optim_args",
+        "optim_target_modules",
+        "parallelism_config",
+        "project",
+        "push_to_hub",
+        "restore_callback_states_from_checkpoint",
+        "run_name",
+        "save_on_each_node",
+        "save_only_model",
+        "save_strategy",
+        "tf32",
+        "torch_compile",
+        "torch_compile_backend",
+        "torch_compile_mode",
+        "torch_empty_cache_steps",
+        "trackio_bucket_id",
+        "trackio_space_id",
+        "trackio_static_space_id",
+        "use_cache",
+        "use_liger_kernel",
+    }
+)
+"""Fields of transformers.TrainingArguments without a key here, which training.extra_arguments takes."""
+
+
 class EarlyStopping(Section):
     """End training, with a checkpoint, when the evaluations no longer get better. Needs eval_steps."""
 

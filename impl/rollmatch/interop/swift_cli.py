@@ -12,6 +12,7 @@ from rollmatch.config import RunConfig, effective, load_config
 from rollmatch.config.custom import GrpoConfig
 from rollmatch.config.files import check_model
 from rollmatch.config.servers import (
+    disables_custom_all_reduce,
     max_model_len,
     memory_share,
     pair_servers,
@@ -49,7 +50,7 @@ def rollout_command(config: RunConfig, *, port: int, replicas: int, on_gpu: bool
         "vllm_enable_prefix_caching": prefix_caching(config),
         "vllm_enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
         "vllm_max_num_seqs": vllm.max_num_seqs,
-        "vllm_disable_custom_all_reduce": vllm.disable_custom_all_reduce,
+        "vllm_disable_custom_all_reduce": disables_custom_all_reduce(config),
         "vllm_limit_mm_per_prompt": vllm.limit_mm_per_prompt,
         "vllm_engine_kwargs": _engine_kwargs(config, on_gpu=on_gpu) or None,
     }
@@ -206,7 +207,7 @@ def _connection(config: RunConfig) -> dict[str, object]:
         "rlhf_type": "grpo",
         "use_vllm": True,
         "vllm_mode": "server",
-        "vllm_server_base_url": None if config.rlhf.use_vllm else [server.base_url for server in servers],
+        "vllm_server_base_url": None if config.rlhf.vllm_server_host else [server.base_url for server in servers],
         "vllm_server_host": config.rlhf.vllm_server_host,
         "vllm_server_port": config.rlhf.vllm_server_port,
         "vllm_server_group_port": [server.group_port for server in servers],

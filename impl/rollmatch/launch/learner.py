@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollmatch.config import RunConfig, load_config
-from rollmatch.config.effective import enforce_eager, rollout_backend, sync_mode, tensor_parallel_size
+from rollmatch.config.effective import enforce_eager, rollout_backend
 from rollmatch.config.servers import uses_servers
 from rollmatch.data.checked import as_variables
 from rollmatch.dialects.calls import BackgroundCall
@@ -65,7 +65,6 @@ def train_config(
         end_with_parent()  # torchrun gives each rank a session of its own: killed itself, it would leave them running
     check_strategy(config, learner_world_size=num_ranks)
     check_servers_reachable(config)
-    sync_mode(config, learner_world_size=num_ranks)
     set_environment(eager=enforce_eager(config, on_gpu=has_gpu()))
     prepared: BackgroundCall[Prepared] | None = None
     if uses_servers(config):
@@ -76,7 +75,6 @@ def train_config(
         else:
             wait_for_servers(config, wait or WaitPolicy(), gpus=learner_gpus(), check=check)
     else:
-        tensor_parallel_size(config, learner_world_size=num_ranks)
         check_engine(rollout_backend(config))
     if os.environ.get("RANK", "0") != "0":  # rank 0 locks the directory and names the checkpoint
         ready = prepared.result() if prepared else _prepare(config, train_samples, val_samples)

@@ -13,6 +13,7 @@ from rollmatch.config import RunConfig, effective, load_config
 from rollmatch.config.files import check_model
 from rollmatch.config.servers import (
     ServerAddress,
+    disables_custom_all_reduce,
     max_model_len,
     memory_share,
     pair_servers,
@@ -149,7 +150,7 @@ def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, object]:
         "enable_chunked_prefill": effective.chunked_prefill(config, on_gpu=on_gpu, max_model_len=max_model_len(config)),
         "limit_mm_per_prompt": vllm.limit_mm_per_prompt,
         "mm_processor_kwargs": config.model.processor_kwargs or None,
-        "disable_custom_all_reduce": vllm.disable_custom_all_reduce,
+        "disable_custom_all_reduce": disables_custom_all_reduce(config),
     }
     return {name: value for name, value in arguments.items() if value is not None}
 

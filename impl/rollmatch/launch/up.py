@@ -165,7 +165,8 @@ class RunWords:
         if is_named_in_rlhf(self.config):
             names = ("host", "port", "group_port")
             listed = zip(names, (self.hosts, http, group))
-            return [f"rlhf.vllm_server_{name}={json.dumps(list(values))}" for name, values in listed]
+            named = [f"rlhf.vllm_server_{name}={json.dumps(list(values))}" for name, values in listed]
+            return ["rlhf.vllm_server_base_url=null", *named]
         section = f"{ROLLOUT_MATCHING}.vllm.server"
         servers = [{"base_url": self.url(index), "group_port": port} for index, port in enumerate(group)]
         return [f"{section}.base_url=null", f"{section}.group_port=null", f"{section}.servers={json.dumps(servers)}"]

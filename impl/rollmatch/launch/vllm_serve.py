@@ -54,6 +54,7 @@ def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSetting
         host=options.host,
         api_key=os.environ.get(KEY_VARIABLE) or None,
         allow_no_key=options.allow_no_key,
+        allowed_hosts=tuple(options.allowed_hosts),
         port=options.port,
         tensor_parallel_size=options.tensor_parallel_size,
         data_parallel_size=options.data_parallel_size,

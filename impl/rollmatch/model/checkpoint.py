@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rollmatch.model.adapters import Source, adapted_sources, adapter_layers, base_of, is_of_adapter, model_key
-from rollmatch.model.sharding import each_whole, meta_of, shape_of
+from rollmatch.model.sharding import each_whole, meta_of, shape_of, whole
 
 if TYPE_CHECKING:  # seconds to load
     from transformers import PreTrainedModel
@@ -48,6 +48,10 @@ class CheckpointNames:
         """The name of a tensor that is the same in the checkpoint; None where it is cut, joined or transposed."""
         name = self._names.get(key)
         return None if name is None or self._is_transposed(name) else name
+
+    def is_separate(self, key: str) -> bool:
+        """Whether a tensor is converted by itself."""
+        return key in self._names or key in self._converted
 
     def convert(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """(key, tensor) of the model -> (name, tensor) of the checkpoint, one by one; joined ones come last."""
@@ -145,6 +149,13 @@ def merged_weights(model: nn.Module, types: Mapping[str, torch.dtype] | None = N
     place = "meta" if types is not None and dist.get_rank() > 0 else None
     sources = _sources(model, kept, chosen, to_first=types is not None)
     yield from names.convert((key, make().to(place)) for key, _, make in sources)
+
+
+@torch.no_grad()
+def base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, tensor) of every weight as it is without adapters; tied weights appear once."""
+    kept = dict(model_tensors(model))
+    yield from _names_of(model, kept).convert((key, whole(weight)) for key, weight in kept.items())
 
 
 def model_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

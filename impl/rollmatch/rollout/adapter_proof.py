@@ -32,7 +32,7 @@ def prove_adapters(backend: VllmServerBackend, model: nn.Module) -> None:
 
     The learner's next sync replaces the noise. Errors: ``adapter-not-applied``, those of ``push_adapter``.
     """
-    _check_parts(model)
+    check_parts(model)
     learner = HfBackend(model, backend.template, batch_size=len(QUESTIONS))
     requests = [_request(backend, place, text) for place, text in enumerate(QUESTIONS)]
     before = _tokens(learner, requests)
@@ -48,8 +48,8 @@ def prove_adapters(backend: VllmServerBackend, model: nn.Module) -> None:
     raise SyncError(problem, code="adapter-not-applied", key="tuner", remedy="Set sync.mode to full.")
 
 
-def _check_parts(model: nn.Module) -> None:
-    """Errors: ``adapter-not-applied``."""
+def check_parts(model: nn.Module) -> None:
+    """Errors: ``adapter-not-applied``, where a part has adapters that vLLM leaves out."""
     for name, count in count_parts(model, unwrap(model)).items():
         if count.num_trained and name != NAMES[Part.LANGUAGE]:
             problem, remedy = f"the {name} has an adapter, which vLLM leaves out", "Set sync.mode to full."

@@ -14,8 +14,9 @@ broke because servers were gone for a while is repeated as a newer version.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -37,7 +38,7 @@ Mode = Literal["full", "adapter"]
 
 @runtime_checkable
 class AdapterTaker(Protocol):
-    """A backend that merges adapters on its own side; one that does not gets all weights in every mode."""
+    """A backend that takes adapters; one that has the policy itself does not."""
 
     def push_adapter(self, adapter: Adapter, *, version: int) -> None:
         """As ``push``, for an adapter."""
@@ -66,18 +67,21 @@ class Counted:
         self._types = types
 
     def adapter(self) -> Adapter:
-        """The adapter alone, counted."""
+        """The adapter alone, counted; base weights count where they are taken, too."""
         adapter = self._weights().adapter()
         self.num_tensors = self.num_bytes = 0
         for _, tensor in adapter.tensors:
             self._count(tensor)
-        return adapter
+        return replace(adapter, base=self._counted(adapter.base))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         self.num_tensors = self.num_bytes = 0
         weights = self._weights()
         if self._types is not None:
             weights.gather_in(self._types)
+        yield from self._counted(weights)
+
+    def _counted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in weights:
             self._count(tensor)
             yield name, tensor
@@ -98,29 +102,41 @@ class SyncMode:
         self.mode: Mode = mode
         self.fallback_to_full = fallback_to_full
 
-    def push(self, backend: RolloutBackend, weights: Counted, *, version: int) -> Mode:
-        """Returns the mode of what was sent. Errors: those of the backend, ``adapter-sync-failed``."""
+    def push(self, backend: RolloutBackend, weights: Counted, ranks: Ranks, *, version: int) -> Mode:
+        """Returns the mode of what was sent, the same on all ranks. Errors: those of the backend and of ``attempt``."""
         if self.mode == "adapter" and isinstance(backend, AdapterTaker):
-            try:
-                backend.push_adapter(weights.adapter(), version=version)
-            except RollmatchError as error:
-                self._fall_back(error)
-                version = backend.policy_version + 1  # some server may have taken the version that failed
-            else:
+            if self.attempt(lambda: backend.push_adapter(weights.adapter(), version=version), ranks):
                 return "adapter"
+            version = backend.policy_version + 1  # some server may have taken the version that failed
         backend.push(weights, version=version)
         return "full"
 
-    def _fall_back(self, error: RollmatchError) -> None:
+    def attempt(self, send: Callable[[], object], ranks: Ranks) -> bool:
+        """Whether what sends an adapter succeeds on all ranks; if not, all of them send all weights from then on.
+
+        Errors: ``adapter-sync-failed``; those of ``send`` that are no ``RollmatchError``.
+        """
+        cause: Exception | None = None
+        try:
+            send()
+        except FAILURES as error:
+            cause = error
+        problem = next(filter(None, ranks.gather("" if cause is None else f"{type(cause).__name__}: {cause}")), None)
+        if problem is None:
+            return True
+        if cause is not None and not isinstance(cause, RollmatchError):
+            raise cause
         if not self.fallback_to_full:
             raise SyncError(
-                f"{type(error).__name__}: {error}",
+                problem,
                 code="adapter-sync-failed",
                 key="custom.extra.rollout_matching.vllm.sync.mode",
                 remedy="Set sync.mode: full.",
-            ) from error
+            ) from cause
         self.mode = "full"
-        LOG.warning("adapter sync failed; from now on every sync sends all weights: %s", error)
+        if ranks.is_primary:
+            LOG.warning("adapter sync failed; from now on every sync sends all weights: %s", problem)
+        return False
 
 
 class PushFailed(SyncError):
@@ -245,7 +261,7 @@ class Fence:
         if self.ranks.learner_world_size > 1:
             return self._push_with_others(weights, version, may_repeat=may_repeat)
         try:
-            return self.mode.push(self.backend, weights, version=version)
+            return self.mode.push(self.backend, weights, self.ranks, version=version)
         except RollmatchError as error:
             if not (may_repeat and self._may_push_again(error)):
                 raise
@@ -261,7 +277,7 @@ class Fence:
         carried, cause, again = None, None, False
         problem = f"rank {self.ranks.rank} failed; see its traceback"
         try:
-            carried = self.mode.push(self.backend, weights, version=version)
+            carried = self.mode.push(self.backend, weights, self.ranks, version=version)
             problem, again = "", True
         except FAILURES as error:
             problem, cause = f"rank {self.ranks.rank}: {type(error).__name__}: {error}", error

@@ -1,25 +1,30 @@
 """Rollouts by a vLLM engine inside the learner's process, on the learner's own devices; a door to vllm.
 
 The engine holds its own copy of the weights; ``push`` loads the learner's into it in memory and empties the caches
-that depend on them. With tensor parallelism the ranks of a group share one engine: each runs the whole group's
-requests and keeps its own part.
+that depend on them. ``push_adapter`` loads the base weights once, and from then on the adapter alone. With tensor
+parallelism the ranks of a group share one engine: each runs the whole group's requests and keeps its own part.
 """
 
 import atexit
+import json
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 import torch.distributed as dist
 from PIL import Image
+from safetensors.torch import save_file
 from torch import Tensor
 
-from rollmatch.errors import RolloutError
+from rollmatch.dialects.swift.sender import named_parts, peft_config
+from rollmatch.errors import FAILURES, RolloutError, SyncError
 from rollmatch.model.images import once_per_images
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import trim_stop, why_ended
@@ -27,13 +32,19 @@ from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, check_answers, kept_logprobs
 from rollmatch.startup import loading
+from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.worker.loading import keep_weights_loadable
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
+    from vllm.lora.request import LoRARequest
 
 LOGPROBS_AS_SAMPLED = {"logprobs_mode": "processed_logprobs"}
 """Log-probabilities under the distribution that was sampled from: after temperature, bans, top-p and top-k."""
+
+
+MEMORY = "/dev/shm"
+"""vLLM loads adapters from files; on Linux, these are memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +57,8 @@ class EngineSettings:
     tensor_parallel_size: int = 1
     sleeps: bool = False
     """Whether the engine's memory is the learner's while it works."""
+    lora_rank: int | None = None
+    """Largest rank of the adapters that the engine is to apply; None: it applies none."""
     engine_arguments: dict[str, object] = field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
 
@@ -62,9 +75,42 @@ class VllmColocateBackend:
         self._engine = _open_engine(settings, ranks)
         self._asleep: list[str] = []
         """What of the engine's memory is the learner's at present."""
+        self._adapter: LoRARequest | None = None
+        """The adapter that every response is written with; the engine's weights are then the base's."""
 
     def push(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """Load the learner's weights in place, then forget everything computed with the old ones."""
+        self._remove_adapter()
+        self._load(weights)
+        self._note_taken(version)
+
+    def push_adapter(self, adapter: Adapter, *, version: int) -> None:
+        """Load the adapter, which the engine applies to the base weights; these are loaded before the first one.
+
+        Errors: ``adapter-not-loaded``, ``AdapterNotSendable``.
+        """
+        from vllm.lora.request import LoRARequest
+
+        config = peft_config(adapter)
+        self._wake("weights")  # room for adapters sleeps with them
+        if self._adapter is None:
+            self._load(adapter.base)
+        self._remove_adapter()
+        with TemporaryDirectory(prefix="rollmatch-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as folder:
+            (Path(folder) / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+            tensors = {name: tensor.contiguous() for name, tensor in named_parts(adapter)}
+            save_file(tensors, Path(folder) / "adapter_model.safetensors")
+            request = LoRARequest(f"policy-{version}", version, folder)
+            try:
+                is_loaded = self._engine.llm_engine.add_lora(request)
+            except FAILURES as error:  # vLLM names no type of its own
+                raise _not_loaded(f"{type(error).__name__}: {error}") from error
+        if not is_loaded:
+            raise _not_loaded("vLLM gives no reason")
+        self._adapter = request
+        self._note_taken(version)
+
+    def _load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         self._wake("weights")  # the cache comes last: loading may need what it takes
         passing = iter(weights)
         try:
@@ -72,7 +118,16 @@ class VllmColocateBackend:
         finally:
             for _ in passing:  # other ranks wait in the same gathers
                 pass
-        self._wake("kv_cache")
+
+    def _remove_adapter(self) -> None:
+        if self._adapter is not None:
+            self._wake("weights")
+            self._engine.llm_engine.remove_lora(self._adapter.lora_int_id)
+            self._adapter = None
+
+    def _note_taken(self, version: int) -> None:
+        for part in tuple(self._asleep):
+            self._wake(part)
         self._engine.reset_prefix_cache()
         # Not part of LLM: without it, stale vision embeddings answer for images seen before.
         self._engine.llm_engine.reset_encoder_cache()
@@ -122,7 +177,8 @@ class VllmColocateBackend:
         images_of = once_per_images(self.template.load_images)
         prompts = [self._make_prompt(request, images_of(request.sample), decoding) for request in requests]
         sampling = [self._make_sampling(request, decoding) for request in requests]
-        outputs = self._engine.generate(prompts, sampling, use_tqdm=False) if prompts else []
+        options: dict[str, Any] = {"use_tqdm": False, "lora_request": self._adapter}
+        outputs = self._engine.generate(prompts, sampling, **options) if prompts else []
         return [self._make_rollout(r, output) for r, output in zip(requests, outputs, strict=True)]
 
     def _make_prompt(self, request: RolloutRequest, images: list[Image.Image], decoding: Decoding) -> dict[str, object]:
@@ -176,7 +232,44 @@ class VllmColocateBackend:
 
 
 def _load(model: torch.nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    model.load_weights(weights)  # type: ignore[operator]
+    with _without_adapter_layers(model):
+        model.load_weights(weights)  # type: ignore[operator]
+
+
+@contextmanager
+def _without_adapter_layers(model: torch.nn.Module) -> Iterator[None]:
+    """The model with plain layers in place of those that apply adapters: names of weights are then the usual ones."""
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    wrapped = [
+        (parent, name, layer)
+        for parent in model.modules()
+        for name, layer in parent._modules.items()
+        if isinstance(layer, BaseLayerWithLoRA)
+    ]
+    for parent, name, layer in wrapped:
+        parent._modules[name] = layer.base_layer
+    try:
+        yield
+    finally:
+        for parent, name, layer in wrapped:
+            parent._modules[name] = layer
+
+
+def _not_loaded(problem: str) -> SyncError:
+    remedy = "Set sync.mode to full."
+    return SyncError(f"the engine loads no adapter: {problem}", code="adapter-not-loaded", key="tuner", remedy=remedy)
+
+
+def _lora_arguments(rank: int) -> dict[str, object]:
+    """Room for one adapter of this rank. vLLM takes some ranks only."""
+    from vllm.config.lora import MaxLoRARanks
+
+    fitting = [size for size in get_args(MaxLoRARanks) if size >= rank]
+    if not fitting:
+        problem = f"{rank} is more than vLLM's {max(get_args(MaxLoRARanks))}"
+        raise _not_loaded(problem)
+    return {"enable_lora": True, "max_lora_rank": min(fitting), "max_loras": 1}
 
 
 def _open_tensor_group(ranks: Ranks, size: int) -> dist.ProcessGroup | None:
@@ -202,6 +295,7 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> "LLM":
             keep_weights_loadable()
         if not torch.cuda.is_available():
             _name_shared_memory()
+        lora = {} if settings.lora_rank is None else _lora_arguments(settings.lora_rank)
         return LLM(
             model=settings.model,
             dtype=settings.dtype,
@@ -210,7 +304,7 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> "LLM":
             distributed_executor_backend="uni" if ranks.learner_world_size == 1 else "external_launcher",
             use_tqdm_on_load=False,
             enable_sleep_mode=settings.sleeps,
-            **(LOGPROBS_AS_SAMPLED | settings.engine_arguments),
+            **(LOGPROBS_AS_SAMPLED | lora | settings.engine_arguments),
         )
 
 

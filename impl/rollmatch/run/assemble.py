@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -11,7 +12,7 @@ from transformers import TrainingArguments
 
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
-from rollmatch.config.servers import uses_servers
+from rollmatch.config.servers import sync_mode, uses_servers
 from rollmatch.config.strategy import read_strategy
 from rollmatch.config.training import TRAINER_KEYS
 from rollmatch.journal import Journal
@@ -26,7 +27,7 @@ from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.objectives.protocol import Objective
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
-from rollmatch.rollout.fence import Fence, SyncMode
+from rollmatch.rollout.fence import AdapterTaker, Fence, SyncMode
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.overlap import Ahead, Lockstep, Overlap, WithoutRollouts
 from rollmatch.rollout.prefetch import Prefetch
@@ -41,6 +42,7 @@ from rollmatch.run.preflight import check_training_arguments
 from rollmatch.run.strategy import complete, strategy_arguments
 from rollmatch.run.strategy_check import LAUNCHER_FIELDS
 from rollmatch.training.learner import Learner
+from rollmatch.weights.named_weights import largest_rank
 
 
 def make_arguments(config: RunConfig) -> TrainingArguments:
@@ -131,8 +133,8 @@ def make_parts(
     decoding = replace(make_decoding(rules), logprobs=objective.wants_logprobs)
     source = make_source(config, model, template, journal=journal, ranks=ranks)
     try_out(source.fence.backend, decoding)
-    if source.fence.mode.mode == "adapter":
-        try_out_adapters(source.fence.backend, model)
+    if source.fence.mode.mode == "adapter" and isinstance(source.fence.backend, AdapterTaker):
+        source.fence.mode.attempt(partial(try_out_adapters, source.fence.backend, model), ranks)
     source = replace(source, decoding=decoding, eval_decoding=_make_eval_decoding(config, decoding))
     learner = Learner(
         objective=objective,
@@ -160,7 +162,7 @@ def make_source(
     threads = config.training.learner_threads or (None if on_gpu else _threads_per_rank())
     if threads:
         torch.set_num_threads(threads)
-    configured = effective.sync_mode(config, learner_world_size=ranks.learner_world_size)
+    configured = sync_mode(config, learner_world_size=ranks.learner_world_size)
     mode = SyncMode(configured, fallback_to_full=rules.vllm.sync.fallback_to_full)
     backend = make_backend(config, model, template, ranks=ranks, journal=journal)
     return RolloutSource(
@@ -215,6 +217,7 @@ def make_backend(
         max_model_len=effective.max_model_len(config),
         tensor_parallel_size=effective.tensor_parallel_size(config, learner_world_size=ranks.learner_world_size),
         sleeps=rules.vllm.sleep_level > 0 and torch.cuda.is_available(),
+        lora_rank=largest_rank(model) if rules.vllm.enable_lora else None,
         engine_arguments=_engine_arguments(config),
     )
     return VllmColocateBackend(settings, template, ranks)

@@ -23,7 +23,7 @@ from rollmatch.model.policy import unwrap
 from rollmatch.model.sharding import meta_of
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.adapter_proof import prove_adapters
+from rollmatch.rollout.adapter_proof import check_parts, prove_adapters
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.retry import CallRules
 from rollmatch.rollout.server_calls import CHAT_DIALECTS
@@ -137,9 +137,12 @@ def _num_ids(model: nn.Module | None) -> int | None:
 def try_out_adapters(backend: RolloutBackend, model: nn.Module) -> None:
     """Show on rank 0 that servers of the swift dialect apply an adapter that is sent alone, where they take one.
 
-    Errors: ``adapter-not-applied``.
+    A colocated engine applies adapters of the language model only.
+    Errors: ``adapter-not-applied``, those of the sender.
     """
-    if isinstance(backend, VllmServerBackend) and all(map(takes_adapters, backend.servers)):
+    if not isinstance(backend, VllmServerBackend):
+        check_parts(model)
+    elif all(map(takes_adapters, backend.servers)):
         prove_adapters(backend, model)
 
 

@@ -1,12 +1,13 @@
-"""Whether ranks, machine and launcher fit ``training.strategy``. Imports no torch."""
+"""Whether ranks, machine and launcher fit ``training.strategy`` and the rollouts. Imports no torch."""
 
 import importlib.util
 import os
 from collections.abc import Iterator
 
-from rollmatch.config import RunConfig
+from rollmatch.config import RunConfig, effective
+from rollmatch.config.servers import sync_mode, uses_servers
 from rollmatch.config.strategy import KEY, Strategy, read_strategy
-from rollmatch.errors import ErrorList, LaunchError
+from rollmatch.errors import ConfigError, ErrorList, LaunchError, RollmatchError
 
 LAUNCHER_VARIABLES = {"ACCELERATE_USE_FSDP": "fsdp2", "ACCELERATE_USE_DEEPSPEED": "deepspeed"}
 """Set by ``accelerate launch``, and obeyed by accelerate whatever else is set."""
@@ -18,16 +19,27 @@ PARALLELISM_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 
 
 def check_strategy(config: RunConfig, *, learner_world_size: int | None = None) -> None:
-    """Check that this machine fits ``training.strategy``, and the learner's ranks where they are known.
+    """Check that this machine fits ``training.strategy``, and all that depends on the learner's ranks, where known.
 
     Errors: ``ErrorList`` of ``strategy-needs-ranks``, ``deepspeed-missing``, ``strategy-contradicted``,
-    ``parallelism-unsupported``.
+    ``parallelism-unsupported``, ``adapter-with-several-ranks``, ``tensor-parallel-mismatch``.
     """
     strategy = read_strategy(config.training.strategy)
-    errors = [*_unfit(strategy, config.training.strategy, learner_world_size)]
+    errors: list[RollmatchError] = [*_unfit(strategy, config.training.strategy, learner_world_size)]
+    if learner_world_size is not None:
+        errors += _unfit_rollouts(config, learner_world_size)
     errors += _contradicted(strategy, config) if strategy.engine == "deepspeed" else []
     if errors:
         raise ErrorList(errors)
+
+
+def _unfit_rollouts(config: RunConfig, learner_world_size: int) -> Iterator[ConfigError]:
+    is_colocated = effective.rollout_backend(config) == "vllm" and not uses_servers(config)
+    for check in (sync_mode, effective.tensor_parallel_size) if is_colocated else (sync_mode,):
+        try:
+            check(config, learner_world_size=learner_world_size)
+        except ConfigError as error:
+            yield error
 
 
 def _unfit(strategy: Strategy, name: str, learner_world_size: int | None) -> Iterator[LaunchError]:

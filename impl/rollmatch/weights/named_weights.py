@@ -20,6 +20,7 @@ from rollmatch.errors import SyncError
 from rollmatch.model.adapters import adapter_layers, is_adapted, is_plain_lora, model_key
 from rollmatch.model.checkpoint import (
     CheckpointNames,
+    base_weights,
     checkpoint_names,
     checkpoint_tensors,
     merged_weights,
@@ -49,6 +50,8 @@ class Adapter:
     """One per merged weight."""
     merged: Iterable[Tensor]
     """[len(merges)] the learner's own merge, each made when its turn comes; the policy must not change before."""
+    base: Iterable[tuple[str, Tensor]]
+    """(checkpoint name, tensor) of all weights without the adapter, each made when its turn comes."""
 
 
 @runtime_checkable
@@ -103,6 +106,12 @@ def named_weights(model: nn.Module) -> NamedWeights:
     return NamedWeights(model)
 
 
+def largest_rank(model: nn.Module) -> int | None:
+    """Of a policy's LoRA layers; None where it has none."""
+    layers = (cast(Any, module) for module in model.modules() if hasattr(module, "lora_A"))
+    return max((rank for layer in layers for rank in layer.r.values()), default=None)
+
+
 def adapter_of(model: nn.Module) -> Adapter:
     """The active adapter of a policy. Errors: ``AdapterNotSendable``."""
     layers = adapter_layers(model)
@@ -123,7 +132,18 @@ def adapter_of(model: nn.Module) -> Adapter:
         merge, parts = _merge_of(layer, model_key(name), _weight_name(names, name))
         merges.append(merge)
         tensors += parts
-    return Adapter(tensors=tuple(tensors), merges=tuple(merges), merged=_MergedLayers(model, len(layers)))
+    merged, base = _MergedLayers(model, len(layers)), _WithoutAdapter(model)
+    return Adapter(tensors=tuple(tensors), merges=tuple(merges), merged=merged, base=base)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutAdapter:
+    """All weights of a policy, its adapter left out."""
+
+    model: nn.Module
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return base_weights(self.model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,9 @@
 """An adapter alone for servers of the swift dialect, as ms-swift sends it. Source: 4.6 ``rollout_mixin.py``."""
 
+from dataclasses import replace
+
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.weights.named_weights import Adapter, AdapterNotSendable
@@ -20,28 +23,41 @@ def takes_adapters(server: RolloutServer) -> bool:
 
 
 def peft_config(adapter: Adapter) -> dict[str, object]:
-    """What of peft's ``LoraConfig`` a server needs; its scaling is 1, because ``named_parts`` applies the true one.
+    """What of peft's ``LoraConfig`` an engine needs; its scaling is 1, because ``named_parts`` applies the true one.
 
     Errors: ``AdapterNotSendable``.
     """
-    tensors = dict(adapter.tensors)
-    ranks = sorted({len(tensors[merge.lora_a]) for merge in adapter.merges})
-    if len(ranks) > 1:
-        problem = f"layers have ranks {ranks[0]} to {ranks[-1]}, and the swift dialect names one"
-        raise AdapterNotSendable(problem, key="tuner.lora_rank", remedy=_FULL, code="adapter-incomplete")
     if any(merge.magnitude is not None for merge in adapter.merges):
-        problem = "is true, and vLLM applies no DoRA: the server would answer 200 and keep what it has"
+        problem = "is true, and vLLM applies no DoRA: an engine would keep what it has"
         raise AdapterNotSendable(problem, key="tuner.use_dora", remedy=_FULL, code="adapter-incomplete")
     modules = sorted({merge.lora_a.rsplit(".lora_A", 1)[0].rsplit(".", 1)[-1] for merge in adapter.merges})
-    return {"peft_type": "LORA", "r": ranks[0], "lora_alpha": ranks[0], "target_modules": modules, "bias": "none"}
+    rank = _largest_rank(adapter)
+    return {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules, "bias": "none"}
+
+
+def _largest_rank(adapter: Adapter) -> int:
+    tensors = dict(adapter.tensors)
+    return max(len(tensors[merge.lora_a]) for merge in adapter.merges)
 
 
 def named_parts(adapter: Adapter) -> list[tuple[str, Tensor]]:
-    """(peft's name, tensor); the scaling is part of B, as vLLM itself makes it when it loads an adapter."""
-    tensors = dict(adapter.tensors)
-    return [pair for merge in adapter.merges for pair in _parts_of(merge, tensors)]
+    """(peft's name, tensor), all of one rank, the largest: zeros fill the others.
+
+    The scaling is part of B, as vLLM itself makes it when it loads an adapter.
+    """
+    tensors, rank = dict(adapter.tensors), _largest_rank(adapter)
+    return [pair for merge in adapter.merges for pair in _parts_of(merge, tensors, rank)]
 
 
-def _parts_of(merge: Merge, tensors: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
-    lora_a, lora_b = tensors[merge.lora_a], tensors[merge.lora_b]
-    return [(_PREFIX + merge.lora_a, lora_a), (_PREFIX + merge.lora_b, lora_b * merge.scaling)]
+def _parts_of(merge: Merge, tensors: dict[str, Tensor], rank: int) -> list[tuple[str, Tensor]]:
+    lora_a, lora_b = tensors[merge.lora_a], tensors[merge.lora_b] * merge.scaling
+    missing = rank - len(lora_a)
+    filled = pad(lora_a, (0, 0, 0, missing)), pad(lora_b, (0, missing))
+    return [(_PREFIX + name, part) for name, part in zip((merge.lora_a, merge.lora_b), filled, strict=True)]
+
+
+def without_effect(adapter: Adapter) -> Adapter:
+    """An adapter of the same layers that changes nothing, of rank 1, which every engine for adapters takes."""
+    tensors = {name: tensor[:1] * 0 for name, tensor in adapter.tensors}
+    tensors |= {merge.lora_b: dict(adapter.tensors)[merge.lora_b][:, :1] * 0 for merge in adapter.merges}
+    return replace(adapter, tensors=tuple(tensors.items()), merged=(), base=())

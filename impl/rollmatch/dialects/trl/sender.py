@@ -15,7 +15,7 @@ from torch import Tensor
 from rollmatch.dialects.calls import BackgroundCall, Result
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.session import RolloutServer
-from rollmatch.dialects.swift.sender import ADAPTER_ROUTE, named_parts, peft_config, takes_adapters
+from rollmatch.dialects.swift.sender import ADAPTER_ROUTE, named_parts, peft_config, takes_adapters, without_effect
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import Buffer, bytes_of
 from rollmatch.weights.group_address import GroupAddress
@@ -39,7 +39,7 @@ class AdapterUnproven(SyncError):
 
 
 class AdapterStays(SyncError):
-    """All weights are not sent to a server that applies an adapter: it would apply it to them, too."""
+    """A server did not let go of an adapter, which it would apply to full weights, too."""
 
     code = "adapter-stays"
 
@@ -50,8 +50,8 @@ class TrlSender:
     def __init__(self, servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvous]) -> None:
         self.servers, self.rendezvous = tuple(servers), tuple(rendezvous)
         self._groups: tuple[StatelessGroup, ...] = ()
-        self._holds_adapter = False
-        """Whether an adapter was sent, which a server keeps until it is started again."""
+        self._blank: Adapter | None = None
+        """Where an adapter was sent, which a server keeps until it is started again: one that undoes it."""
 
     @property
     def instances(self) -> None:
@@ -64,9 +64,7 @@ class TrlSender:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, to all servers at the same time; the servers count versions themselves, if they do."""
-        if self._holds_adapter:
-            problem = f"{self.servers[0].base_url} was sent an adapter, which it would apply to full weights, too"
-            raise AdapterStays(problem, key=self.servers[0].base_url, remedy="Start the servers again.")
+        self._undo_adapter()
         transfer = outgoing(weights, bucket_bytes=BUCKET_BYTES)
         receivers = self._receivers(() if transfer.is_streamed else transfer.tensors)
         try:
@@ -89,16 +87,28 @@ class TrlSender:
         specs, parts = [spec_of(*pair) for pair in named], [bytes_of(tensor) for _, tensor in named]
         body: dict[str, object] = {"peft_config": peft_config(adapter), "metadatas": flat_metadata(specs)}
         receivers = self._receivers([tensor for _, tensor in named])
-        self._holds_adapter = True
+        self._blank = without_effect(adapter)
         try:
             _all(partial(_send_adapter, receiver, body, parts) for receiver in receivers)
         except RollmatchError:
             self.close()
             raise
 
+    def _undo_adapter(self) -> None:
+        """Put an adapter that changes nothing in place of one that was sent. Errors: ``AdapterStays``."""
+        if self._blank is None:
+            return
+        try:
+            self.send_adapter(self._blank, version=0)
+        except RollmatchError as error:
+            url, remedy = self.servers[0].base_url, "Start the servers again."
+            problem = f"{url} was sent an adapter, which it would apply to full weights, too: {error}"
+            raise AdapterStays(problem, key=url, remedy=remedy) from error
+        self._blank = None
+
     def _check_route(self) -> None:
         """Errors: ``AdapterUnproven``."""
-        for server in () if self._holds_adapter else self.servers:
+        for server in () if self._blank else self.servers:
             if not takes_adapters(server):
                 raise AdapterUnproven(
                     f"{server.base_url} speaks {server.dialect.name}, and has no route for an adapter alone",
