@@ -18,6 +18,12 @@ from rollmatch.server.settings import check_exposure, settings_from_json
         ({"host": "[::1]:8000"}, 200, None),
         ({"host": "evil.example"}, 403, "host-refused"),
         ({"host": "["}, 403, "host-refused"),
+        ({"host": "0.0.0.0:8000"}, 200, None),  # TRL's default vllm_server_host
+        ({"host": "192.168.7.5:8000"}, 200, None),
+        ({"host": "[fd00::7]:8000"}, 200, None),
+        ({"host": "192.168.7.5.evil.example"}, 403, "host-refused"),
+        ({"host": "192.168.7.5:8000", "origin": "http://192.168.7.6"}, 403, "origin-refused"),
+        ({"host": "0.0.0.0:8000", "origin": "http://evil.example"}, 403, "origin-refused"),
         ({"origin": "http://evil.example"}, 403, "origin-refused"),
         ({"origin": "null"}, 403, "origin-refused"),
         ({"origin": "http://127.0.0.1:3000"}, 200, None),

@@ -187,12 +187,23 @@ def test_a_head_without_end_is_cut(serve):
     assert closed_after_s(connection) < 3
 
 
+BEGUN = b"POST /generate/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
+
+
+def test_a_body_that_breaks_off_is_counted_and_leaves_no_traceback(serve, caplog):
+    served = serve()
+    for _ in range(3):
+        served.connect(BEGUN).close()
+    deadline = time.monotonic() + 60
+    while '499"} 3.0' not in requests.get(f"{served.url}/metrics/", timeout=60).text:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_a_body_that_does_not_come_is_408(serve):
     served = serve(idle_timeout_s=0.4)
-    head = (
-        b"POST /generate/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
-    )
-    connection = served.connect(head)
+    connection = served.connect(BEGUN)
     reply = connection.recv(4096)
     assert b"408" in reply
     assert b"connection: close" in reply

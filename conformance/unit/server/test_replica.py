@@ -135,6 +135,15 @@ def test_logprobs_are_those_of_sampled_tokens_and_the_likeliest_first(silent, nu
     assert output.top == top
 
 
+def test_a_token_that_is_cut_off_has_a_log_probability_that_json_can_hold(silent):
+    """As with top_k 1 and two log-probabilities asked for."""
+    from vllm.logprobs import Logprob
+
+    places = [{8: Logprob(0.0, rank=1), 7: Logprob(float("-inf"), rank=2)}]
+    output = generated(silent, params_of({"logprobs": True}, num_top=2), [8], "stop", None, places)
+    assert output.top == (((8, 0.0), (7, -9999.0)),)
+
+
 @pytest.mark.parametrize(("num_refusals", "limit_s", "is_reset"), [(3, 60.0, True), (3, -1.0, False), (0, -1.0, True)])
 def test_a_cache_that_is_in_use_is_reset_once_it_is_free(silent, num_refusals, limit_s, is_reset):
     silent.reset_limit_s, silent.engine.num_refusals = limit_s, num_refusals

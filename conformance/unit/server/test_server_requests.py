@@ -252,6 +252,29 @@ def test_messages_that_cannot_be_rendered_are_refused(post, messages):
     assert returned == (400, "messages-invalid", "infer_requests[0].messages")
 
 
+CALLS = [{"type": "function", "function": {"name": "look", "arguments": {"at": "cat"}}}]
+
+
+@pytest.mark.parametrize("content", [{}, {"content": None}], ids=["no content", "null"])
+def test_a_message_that_only_calls_tools_needs_no_content(post, content):
+    """As OpenAI's clients send back what they got."""
+
+    def chat(fields):
+        called = {"role": "assistant", "tool_calls": CALLS, **fields}
+        return [{"role": "user", "content": "What is it?"}, called, {"role": "tool", "content": "a cat"}]
+
+    def prompts(fields):
+        status, sampled = post("/chat/", {"messages": [chat(fields)]})
+        details = {"request_config": {"return_details": True}}
+        _, (inferred,) = post("/infer/", {"infer_requests": [{"messages": chat(fields)}]} | details)
+        assert status == 200
+        return [*sampled["prompt_ids"], inferred["response"]["prompt_token_ids"]]
+
+    assert prompts(content) == prompts({"content": ""})
+    silent = [{"role": "assistant", **content}, {"role": "user", "content": "What is it?"}]
+    assert refusal(post("/chat/", {"messages": [silent]})) == (400, "messages-invalid", "messages[0].messages")
+
+
 def test_swift_seeds_count_up_and_zero_means_none(stand_in):
     parts, client = stand_in
     for seed, wanted in ((5, [5, 6, 7]), (0, [None] * 3), (None, [None] * 3)):

@@ -5,6 +5,7 @@ dialects wait for that commit, and return what went wrong.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from rollmatch.errors import RollmatchError
@@ -19,6 +20,7 @@ from rollmatch.server.announced import (
 from rollmatch.server.communicator import ANONYMOUS, Communicator, agreed, check_aliases
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.identity import Model
+from rollmatch.server.memory_names import MemoryNames
 from rollmatch.server.payloads import AdapterPlan, TensorSpec
 from rollmatch.server.update import Event, Incoming
 from rollmatch.weights.group_address import GroupAddress, GroupAddressInvalid
@@ -37,6 +39,11 @@ class ChunkedUpdate:
         self._num_announced = 0
         self._following: asyncio.Task[None] | None = None
         self._failure: RollmatchError | None = None
+        self._names = MemoryNames(model)
+        self._committed: dict[str, str] = {}
+        """Digests of tensors that others are tied to, as they were last committed."""
+        self._arrived: dict[str, str] = {}
+        """Digests of what the workers hold."""
 
     @property
     def is_following(self) -> bool:
@@ -62,6 +69,8 @@ class ChunkedUpdate:
         Errors: ``CommunicatorRefused``, those of ``announced`` and of what went before.
         """
         await self._check_turn()
+        if not self._names.are_of_checkpoint(tensors):
+            tensors = await asyncio.to_thread(self._names.parts_of, tensors)
         for spec in tensors:
             check_tensor(spec, self.model, is_cast=True)  # TRL's trainers keep float32, and announce it
         await self._receive(tensors)
@@ -88,10 +97,12 @@ class ChunkedUpdate:
             await asyncio.shield(self._following)
         self._raise_failure()
         if self.update.incoming is Incoming.GATHERING:
-            names = self.update.chunk_names
+            names, arrived = self.update.chunk_names, self._arrived
             self.update.fire(Event.DROPPED)
             await self.pool.call_all("rollmatch_drop")
-            if names:
+            if names and self._committed and names <= self.model.aliases.keys():
+                check_aliases(self._committed | arrived, self.model)  # tied tensors that came behind all others
+            elif names:
                 check_complete(names, self.model)
 
     async def before_generating(self) -> None:
@@ -136,13 +147,15 @@ class ChunkedUpdate:
             num_seen = -1
             while num_seen != self._num_announced:
                 num_seen = self._num_announced
-                digests = agreed(await self.communicator.settle())
+                self._arrived = agreed(await self.communicator.settle())
             if self._is_complete():
-                await self._commit(digests)
+                await self._commit(self._arrived)
         except RollmatchError as error:
-            self._failure = error
+            self._failure, self._committed = error, {}
             if self.update.incoming is Incoming.GATHERING:
                 self.update.fire(Event.FAILED)
+            with contextlib.suppress(RollmatchError):  # workers that are dead hold nothing; the first error counts
+                await self.pool.call_all("rollmatch_drop")
 
     async def _commit(self, digests: dict[str, str]) -> None:
         if self.update.chunk_merge is None:
@@ -151,3 +164,4 @@ class ChunkedUpdate:
             replies = await self.pool.call_all("rollmatch_merge", to_wire(self.update.chunk_merge))
             agreed([reply["digests"] for reply in replies])
         await self.communicator.swap(self.update.policy_version + 1)
+        self._committed = {target: digests[target] for target in self.model.aliases.values() if target in digests}

@@ -45,6 +45,7 @@ class Communicator:
         """
         if self.update.attached is not None:
             await asyncio.sleep(_NEWS_S)
+        await self._leave_the_dead(client)
         self.update.check_free(client)
         if address.rank + self.num_workers > address.world_size - 1:
             problem = (
@@ -60,6 +61,14 @@ class Communicator:
         except (RollmatchError, asyncio.CancelledError):
             await self.close(only=attached)
             raise
+
+    async def _leave_the_dead(self, client: str) -> None:
+        """Close the group of a swift or trl trainer that died: it has no name by which it could come back."""
+        attached = self.update.attached
+        if client == ANONYMOUS and attached is not None and attached.client == ANONYMOUS:
+            replies = await self.pool.call_all("rollmatch_members")
+            if any(reply.get("lost") for reply in replies):
+                await self.close(only=attached)
 
     async def join(self, client: str, address: GroupAddress, *, transport: str) -> list[int]:
         """Open, and wait until all have joined; a caller that hangs up meanwhile leaves. Errors: of both."""

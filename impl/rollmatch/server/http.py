@@ -7,6 +7,7 @@ page's own host name was pointed at 127.0.0.1, that host name in ``Host``; it se
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import time
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -88,6 +90,8 @@ class Gate:
         else:
             try:
                 await self.app(scope, body.receive, note)
+            except ClientDisconnect:  # in the middle of its body: there is nobody to answer
+                statuses.append(_CLOSED_BY_CALLER)
             finally:
                 body.release()
         route = getattr(scope.get("route"), "path", "unknown")
@@ -172,11 +176,18 @@ def check_key(headers: Mapping[str, str], key: str) -> None:
 
 
 def check_names(headers: Mapping[str, str], allowed: Iterable[str]) -> None:
-    """Host and Origin of a call to a server without a key. Errors: ``Refusal`` with ``host-`` or ``origin-refused``."""
+    """Host and Origin of a call to a server without a key. Errors: ``Refusal`` with ``host-`` or ``origin-refused``.
+
+    An address in ``Host`` is fine: a page whose host name was pointed at this server sends that name. In ``Origin`` it
+    is not: pages are served by addresses, too.
+    """
     names = frozenset(name.lower() for name in allowed)
     host, origin = headers.get("host", ""), headers.get("origin")
-    remedy = "Call it by a loopback name, name the host in custom.extra.rollout_server.allowed_hosts, or set a key."
-    if not _is_known(f"//{host}", names):
+    remedy = (
+        "Call it by its address, allow the name (custom.extra.rollout_server.allowed_hosts, or --allowed-hosts of "
+        "vllm-serve), or set a key."
+    )
+    if not (_is_address(f"//{host}") or _is_known(f"//{host}", names)):
         raise Refusal(f"the call is for host {host!r}", code="host-refused", key="host", remedy=remedy)
     if origin is not None and not _is_known(origin, names):
         raise Refusal(f"the call comes from a page of {origin!r}", code="origin-refused", key="origin", remedy=remedy)
@@ -189,6 +200,19 @@ def check_content_type(headers: Mapping[str, str]) -> None:
     if has_body and kind not in CONTENT_TYPES:
         remedy = f"Send {CONTENT_TYPES[0]} or {CONTENT_TYPES[1]}."
         raise Refusal(f"is {kind!r}", code="content-type-refused", key="content-type", remedy=remedy)
+
+
+def _is_address(url: str) -> bool:
+    """Whether a URL names its host by an IP address.
+
+    >>> [_is_address(f"//{host}") for host in ("10.0.0.1:8000", "[::]:8000", "0.0.0.0", "evil.example", "")]
+    [True, True, True, False, False]
+    """
+    try:
+        ipaddress.ip_address(urlsplit(url).hostname or "")
+    except ValueError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=256)

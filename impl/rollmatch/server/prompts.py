@@ -245,7 +245,11 @@ def _as_object(arguments: object) -> dict[str, Any]:
 
 def _with_images(message: dict[str, Any], bare: Iterator[str | bytes], values: list[str | bytes]) -> dict[str, Any]:
     """A message whose image parts are bare placeholders; their values are appended to ``values``, in order."""
-    content = message["content"]
+    content = message.get("content")
+    if content is None:
+        if not message.get("tool_calls"):
+            raise ValueError(f"a message of {message['role']} has no content")
+        return message | {"content": ""}  # as vLLM's own chat routes render a message that only calls tools
     parts = list(_parts_of(content)) if isinstance(content, str) else [dict(part) for part in content]
     for part in parts:
         if part.get("type") in ("image", "image_url", "image_pil"):

@@ -228,6 +228,10 @@ def _logprobs(by_position: "SampleLogprobs", token_ids: list[int]) -> bytes:
     return np.asarray(values, dtype="<f4").tobytes()
 
 
+IMPOSSIBLE = -9999.0
+"""Log-probability of a token that top-k or top-p cut off: JSON has no infinity. vLLM's own routes write the same."""
+
+
 def _likeliest_first(place: "LogprobsOnePosition") -> tuple[tuple[int, float], ...]:
     ranked = sorted(place.items(), key=lambda entry: entry[1].rank or 0)
-    return tuple((token_id, entry.logprob) for token_id, entry in ranked)
+    return tuple((token_id, max(entry.logprob, IMPOSSIBLE)) for token_id, entry in ranked)

@@ -11,12 +11,15 @@ Sources: vLLM 0.32 ``distributed/utils.py``, ms-swift 4.6 ``rlhf_trainers/vllm_c
 import io
 import pickle
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Iterable
 from datetime import timedelta
+from traceback import clear_frames
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
@@ -48,9 +51,11 @@ class StatelessGroup:
         listener: socket.socket | None = None,
         device: torch.device = _CPU,
         source: int | None = None,
+        is_left: threading.Event | None = None,
     ) -> None:
         """Join; rank 0 brings the ``listener`` of its store, and the last rank is the source unless another is named.
 
+        ``is_left``: set where nobody waits for the group any more; rank 0 then gives up while it waits for the others.
         Errors: ``CommunicatorTimeout``, ``transports-differ``.
         """
         self.address, self.rank, self.device = address, address.rank, device
@@ -59,6 +64,8 @@ class StatelessGroup:
         self._num_barriers = 0
         try:
             self._store = _open_store(address, listener)
+            if self.rank == 0 and listener is not None:
+                self._await_others(is_left or threading.Event())
             if device.type == "cuda":
                 self._group = self._open_nccl()
             else:
@@ -66,8 +73,11 @@ class StatelessGroup:
                     self._refuse_nccl()
                 self._group = open_gloo(PrefixStore(_GLOO, self._store), address)
         except SyncError:
+            self._forget()
             raise
         except (RuntimeError, TypeError) as error:
+            clear_frames(error.__traceback__)  # they would keep the store, which listens
+            self._forget()
             raise not_joined(address, error) from error
         self._store.set_timeout(timedelta(seconds=address.timeout_s))
 
@@ -137,6 +147,25 @@ class StatelessGroup:
         if self.device.type == "cuda":
             self._group.destroy()
         del self._group, self._store
+
+    def _forget(self) -> None:
+        """The store stops to listen with its last reference."""
+        self.__dict__.pop("_store", None)
+
+    def _await_others(self, is_left: threading.Event) -> None:
+        """Until all are in the store; gloo and NCCL would hold the port meanwhile. Errors: ``RuntimeError``."""
+        deadline = time.monotonic() + self.address.join_timeout_s
+        while not self.is_whole():
+            if is_left.wait(_POLL_S):
+                raise RuntimeError("the group was left")
+            if time.monotonic() > deadline:
+                raise RuntimeError("not all ranks came")
+
+    def is_whole(self) -> bool:
+        """Rank 0 alone: whether all are connected to its store, itself among them. A process that died is not."""
+        connections = psutil.Process().net_connections("tcp")
+        here = [each for each in connections if each.laddr and each.laddr.port == self.address.port]
+        return len([each for each in here if each.status == psutil.CONN_ESTABLISHED]) >= self.address.world_size
 
     def _barrier(self) -> None:
         """As ``StatelessProcessGroup.barrier``; rank 0 names it, waits for all and removes its keys."""

@@ -229,8 +229,12 @@ def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_png(message: Mapping[str, object]) -> dict[str, object]:
-    """A message whose ``image_pil`` parts hold base64 in place of images."""
-    content = message["content"]
+    """A message whose ``image_pil`` parts hold base64 in place of images.
+
+    >>> with_png({"role": "assistant", "tool_calls": []})
+    {'role': 'assistant', 'tool_calls': []}
+    """
+    content = message.get("content")  # none where a message only calls tools
     if not isinstance(content, list):
         return dict(message)
     parts = [

@@ -91,6 +91,10 @@ class WorkerExtension:
         state = "busy" if progress.is_busy else "idle"
         return {"state": state, "share": progress.share, "digests": progress.digests}
 
+    def rollmatch_members(self) -> Reply:
+        """Whether a member of the group has died."""
+        return {"lost": self.rollmatch_receiver is not None and self.rollmatch_receiver.has_lost_a_member()}
+
     def rollmatch_whole(self) -> Reply:
         """Whether the model holds the weights of one version."""
         return {"whole": self.rollmatch_served is None or self.rollmatch_served.is_whole}

@@ -98,13 +98,18 @@ class Receiver:
         """The last plan that may be named again."""
         self._blocks = Blocks()
         self._lent: list[Tensor] = []
+        self._left = threading.Event()
+        """Set when the group is of no more use, also while it is being joined."""
 
     @classmethod
     def start(cls, address: GroupAddress, *, transport: str, device: torch.device) -> "Receiver":
         """Bind the port if this is rank 0, and begin to join. Errors: ``GroupPortInUse``."""
         listener = bind(address.host, address.port) if address.rank == 0 else None
         if transport == STATELESS:
-            return cls.joining(lambda: StatelessGroup(address, listener=listener, device=device))
+            left = threading.Event()
+            receiver = cls.joining(lambda: StatelessGroup(address, listener=listener, device=device, is_left=left))
+            receiver._left = left
+            return receiver
         return cls.joining(lambda: GlooGroup.open(address, listener=listener))
 
     @classmethod
@@ -198,7 +203,13 @@ class Receiver:
     def close(self) -> None:
         """Leave the group, at once or as soon as the thread is out of it."""
         self.drop()
+        self._left.set()
         self._jobs.put(None)
+
+    def has_lost_a_member(self) -> bool:
+        """Whether a group that had come about lacks a process; only rank 0 of swift's and TRL's groups knows."""
+        group = self._group
+        return isinstance(group, StatelessGroup) and group.rank == 0 and not group.is_whole()
 
     def _put(self, job: Callable[[], None]) -> None:
         self._num_begun += 1
