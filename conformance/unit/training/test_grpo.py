@@ -156,6 +156,12 @@ def test_a_run_that_continues_in_mid_window_learns_what_it_would_have_learnt(win
     assert [event["version"] for event in events(resumed, "synced")] == [1]
     oldest = {event["step"]: event["oldest_policy_version"] for event in events(resumed, "packed")}
     assert oldest == {3: 0, 4: 1, 5: 1}
+    rewards = [
+        [line["reward"] for line in each.state.log_history if "loss" in line and line["step"] > 3]
+        for each in (trainer, resumed)
+    ]
+    assert rewards[0] == rewards[1]
+    assert len(rewards[0]) == 3
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#7"])

@@ -66,7 +66,8 @@ class Checkpointer:
             self.batcher.packer.restore(forget_versions(state.waiting))
         if not state.parts:
             return None
-        return WindowTargets(window=self.plan.at(step_of(checkpoint)), parts=tuple(map(forget_versions, state.parts)))
+        parts = tuple(map(forget_versions, state.parts))
+        return WindowTargets(window=self.plan.at(step_of(checkpoint)), parts=parts, summary=state.summary)
 
     def is_saved(self, step: int) -> bool:
         """Whether the checkpoint of a step is there."""

@@ -25,6 +25,8 @@ class PackerState:
     """Segments in the packing buffer, oldest first."""
     parts: tuple[tuple[Segment, ...], ...] = ()
     """Segments of the window under way, per part; empty between windows."""
+    summary: Mapping[str, float] = field(default_factory=dict)
+    """What the window's rollouts were worth, as the log says it in each of its steps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,24 +38,24 @@ class WindowTargets:
     """Segments of each part of the window."""
     features: Mapping[int, ImageFeatures] = field(default_factory=dict)
     """By sample id; what is missing is computed again."""
-    reports: tuple[object, ...] = ()
-    """Of its rollouts; none where a run was resumed in the middle of it."""
+    summary: Mapping[str, float] = field(default_factory=dict)
+    """What its rollouts were worth, for the log."""
 
 
 def packer_state(waiting: Sequence[Segment], targets: WindowTargets | None, *, step: int) -> PackerState:
     """What is under way after ``step`` optimizer steps."""
     is_under_way = targets is not None and targets.window.first_step < step < targets.window.end_step
-    return PackerState(
-        waiting=tuple(waiting),
-        parts=targets.parts if targets is not None and is_under_way else (),
-    )
+    if targets is None or not is_under_way:
+        return PackerState(waiting=tuple(waiting))
+    return PackerState(waiting=tuple(waiting), parts=targets.parts, summary=targets.summary)
 
 
 def write_packer_state(folder: Path, state: PackerState, *, rank: int) -> None:
     """Write the rank's file into a checkpoint's folder."""
     waiting = [_as_fields(segment) for segment in state.waiting]
     parts = [[_as_fields(segment) for segment in part] for part in state.parts]
-    (folder / PACKER_STATE_FILE.format(rank=rank)).write_text(json.dumps({"waiting": waiting, "parts": parts}))
+    stored = {"waiting": waiting, "parts": parts, "summary": dict(state.summary)}
+    (folder / PACKER_STATE_FILE.format(rank=rank)).write_text(json.dumps(stored))
 
 
 def read_packer_state(folder: Path, samples: Sequence[Sample], *, rank: int) -> PackerState:
@@ -70,7 +72,7 @@ def read_packer_state(folder: Path, samples: Sequence[Sample], *, rank: int) -> 
         raise LaunchError(
             f"{type(error).__name__}: {error}", code="carry-unfit", key=str(file), remedy=remedy
         ) from error
-    return PackerState(waiting=waiting, parts=parts)
+    return PackerState(waiting=waiting, parts=parts, summary=stored.get("summary", {}))
 
 
 def forget_versions(segments: Sequence[Segment]) -> tuple[Segment, ...]:

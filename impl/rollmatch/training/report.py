@@ -109,7 +109,8 @@ class StepReport:
     """Of the window, at its first step; empty at the steps that learn from them again."""
     num_rollout_tokens: int | None = None
     """Of all turns, where ``rollouts`` are only the first ones."""
-    reports: Sequence[object] = ()
+    summary: Mapping[str, float] = field(default_factory=dict)
+    """What the window's rollouts were worth, by the objective's ``summarize``."""
     batches: Sequence[MicroBatch] = ()
     num_carried: int = 0
     terms: dict[str, float] = field(default_factory=dict)
@@ -185,13 +186,14 @@ class StepReport:
         fills = [batch.fill for batch in self.batches]
         return {
             **(dict.fromkeys(self.objective.term_names, 0.0) | self.terms),
-            **self.objective.summarize(self.reports),
+            **self.summary,
             "fill": sum(fills) / len(fills) if fills else 0.0,
             "segments": float(sum(len(batch.segments) for batch in self.batches)),
             "carried": float(self.num_carried),
             "rollout_tokens": float(rollout_tokens),
             "rollout_tok_s": waited_for / self.phase_s["rollout"] if self.phase_s["rollout"] else 0.0,
             "learn_tokens": float(learn_tokens),
+            "learn_tok_s": learn_tokens / self.phase_s["learn"] if self.phase_s["learn"] else 0.0,
             "overlong/prompts_truncated": float(self.num_cut_prompts),
             "overlong/segments_truncated": float(self.num_cut),
             "overlong/segments_skipped": float(self.num_skipped),

@@ -155,12 +155,15 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         made, features = self._make_targets(samples, generated.rollouts, report, features=generated.features)
         self._report_targets(samples, made, report)
         return WindowTargets(
-            window=window, parts=window.by_part(made.segments), features=features, reports=made.reports
+            window=window,
+            parts=window.by_part(made.segments),
+            features=features,
+            summary=self.learner.objective.summarize(made.reports),
         )
 
     def learn(self, targets: WindowTargets, report: StepReport) -> Sequence[Passes]:
         """Pack segments into micro-batches; transformers takes each through ``training_step``, then steps."""
-        report.reports = targets.reports
+        report.summary = targets.summary
         self._renew_waiting(report)
         with report.phase("pack"):
             segments = targets.parts[targets.window.part_of(report.step)]
