@@ -125,3 +125,30 @@ print(sklearn.metrics.roc_curve.__name__, datasets.Dataset.__name__)
 
 def test_what_transformers_loads_for_nothing_is_left_out_while_loading_and_there_afterwards():
     assert run(UNNEEDED) == (0, ["roc_curve Dataset"])
+
+
+PRINTING = """
+import sys, time
+from rollmatch.startup import run_process
+
+def command():
+    for _ in range(200):
+        print("x" * 1000, flush=True)
+        print("y", file=sys.stderr)
+    with open(sys.argv[1], "w") as file:
+        file.write("whole")
+    return 5
+
+run_process(command, with_traceback=False)
+"""
+
+
+@pytest.mark.parametrize("streams", ["stdout", "stdout stderr"])
+def test_a_command_whose_reader_is_gone_goes_on_to_its_end(tmp_path, streams):
+    """``| head``, or a terminal that was closed: a learner was killed without a checkpoint."""
+    pipes = dict.fromkeys(streams.split(), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", PRINTING, str(tmp_path / "end")], **pipes)
+    for name in pipes:
+        getattr(process, name).close()
+    assert process.wait(timeout=60) == 5
+    assert (tmp_path / "end").read_text() == "whole"

@@ -6,6 +6,7 @@ of the seconds in which nothing else happens.
 """
 
 import atexit
+import errno
 import gc
 import io
 import logging
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import NoReturn, cast
+from typing import Any, NoReturn, TextIO, cast
 
 from rollmatch.errors import FAILURES
 
@@ -58,9 +59,7 @@ def run_process(command: Callable[[], int], *, with_traceback: bool) -> NoReturn
 
     An error that nobody has caught is 1, after its traceback; other ranks wait for the end of this one.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr)
     try:
         leave(command())
     except KeyboardInterrupt:
@@ -71,6 +70,37 @@ def run_process(command: Callable[[], int], *, with_traceback: bool) -> NoReturn
     except FAILURES as error:
         sys.excepthook(type(error), error, error.__traceback__)  # torch's names the rank
         leave(1)
+
+
+class _LastingFile(io.FileIO):
+    """A descriptor that swallows everything once nobody reads it any more."""
+
+    def write(self, data: Any, /) -> int:
+        """As ``FileIO``; a closed pipe or terminal becomes ``/dev/null``."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, self.fileno())
+        os.close(nothing)
+        return super().write(data)
+
+
+def lasting(stream: TextIO) -> TextIO:
+    """The same stream in any locale, which outlives its reader: a run goes on when its terminal or ``| head`` ends."""
+    try:
+        number = stream.fileno() if isinstance(stream, io.TextIOWrapper) else None
+    except io.UnsupportedOperation:  # in memory, in tests
+        number = None
+    if number is None:
+        return stream
+    stream.flush()
+    raw = _LastingFile(number, "wb", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=stream.encoding, errors="backslashreplace", line_buffering=True
+    )
 
 
 def leave(code: int) -> NoReturn:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import time
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -133,7 +132,7 @@ def test_adapters_on_all_three_parts_are_merged_into_what_is_sent():
     clauses=["grpo-server-mode/two-jobs-can-share-a-machine#2"],
 )
 def test_a_taken_group_port_is_reported_apart_from_a_taken_server_port(tmp_path, monkeypatch):
-    monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
+    monkeypatch.setattr(gloo.Rendezvous, "port_held_s", 0.3)
     taken, weights = free_port(), {"weight": torch.zeros(1, 1)}
     out, other = tmp_path / "first", tmp_path / "second"
     with serving(NativeDouble(weights), NativeDouble(weights)) as (first_url, second_url), ExitStack() as jobs:

@@ -28,7 +28,7 @@ from rollmatch.run.lifecycle import _announce, describe
 from rollmatch.training.packer_state import WindowTargets
 from rollmatch.training.report import PHASES
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAMPLING = {"max_new_tokens", "temperature", "top_p", "top_k"}
 
 
@@ -98,7 +98,7 @@ def warnings_of(fills):
     return printed.getvalue()
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [None, *STOPPING])
 def test_a_signal_to_one_rank_ends_the_run_after_the_step_with_a_checkpoint(number):
     output, control, before = io.StringIO(), TrainerControl(), [signal.getsignal(each) for each in STOPPING]
     hit, other = RunWatcher(StepConsole(100, output), min_fill=None), RunWatcher(None, min_fill=None)

@@ -1,5 +1,10 @@
 """Images by URL: fetched from hosts that the operator named, and from no other."""
 
+import asyncio
+import contextlib
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -7,6 +12,7 @@ import pytest
 from conformance.doubles.digits import scenes
 from conformance.doubles.http_server import http_server
 from conformance.doubles.refusals import refused
+from conformance.judge.servers.talk import in_thread
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.errors import RollmatchError
 from rollmatch.server.images import ImageReader
@@ -86,3 +92,40 @@ def test_an_image_that_is_longer_than_a_body_may_be_is_refused(host):
     port, _ = host
     with refused("image-unreadable", "image", problem="more than 100 bytes"):
         read(f"http://127.0.0.1:{port}/a.png", ("127.0.0.1",), max_body_bytes=100)
+
+
+def test_a_host_that_trickles_is_given_up_in_time_and_delays_nobody(monkeypatch):
+    """A byte every 0.3 s, in the head already: no pause is long, and nothing ends."""
+    monkeypatch.setattr("rollmatch.server.remote_images.LONGEST_S", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        in_thread(trickle, listener)
+        reader = ImageReader((), domains=("127.0.0.1",))
+        began = time.monotonic()
+        with refused("image-unreadable", problem="takes longer"):
+            reader.read(f"http://127.0.0.1:{port}/a.png", reader.budget(), item=0, key="image")
+    assert time.monotonic() - began < 30
+
+
+def trickle(listener):
+    connection, _ = listener.accept()
+    connection.sendall(b"HTTP/1.1 200 OK\r\nx-long: ")
+    with contextlib.suppress(OSError):
+        while True:
+            connection.sendall(b"y")
+            time.sleep(0.3)
+
+
+def test_prompts_are_made_while_all_downloads_wait():
+    reader, begun, is_over = ImageReader((), domains=("127.0.0.1",)), threading.Semaphore(0), threading.Event()
+
+    async def calls():
+        waiting = [
+            asyncio.create_task(reader.beside(True, lambda: (begun.release(), is_over.wait()))) for _ in range(40)
+        ]
+        await asyncio.to_thread(begun.acquire)
+        assert await asyncio.wait_for(reader.beside(False, int, "7"), 30) == 7
+        is_over.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(calls())

@@ -96,7 +96,7 @@ def ended():
 
 
 @pytest.mark.scenario(clauses=["rollout-server/a-signal-ends-the-server-at-any-moment#1"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_before_it_serves_ends_it_at_once(number, tmp_path, ended):
     running = ended(held(tmp_path, "1000", "starting"))
     running.process.send_signal(number)

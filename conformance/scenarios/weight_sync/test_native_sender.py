@@ -2,8 +2,8 @@
 
 import socket
 import time
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ import torch
 from conformance.doubles.learner_side import rendezvous
 from conformance.doubles.native_double import NativeDouble, Refused
 from conformance.doubles.refusals import refused
+from conformance.judge.servers.talk import in_thread
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.native import group as gloo
 from rollmatch.dialects.native.sender import _cause_of
@@ -223,7 +224,7 @@ def test_the_cause_is_named_also_where_the_server_answers_nothing_afterwards(sta
     "weight-sync/a-busy-group-port-is-named", clauses=["weight-sync/a-wrong-update-is-refused-and-named#4"]
 )
 def test_a_busy_group_port_is_named(start_sender, monkeypatch):
-    monkeypatch.setattr(gloo, "wait_until_free", partial(gloo.wait_until_free, within_s=0.3))
+    monkeypatch.setattr(gloo.Rendezvous, "port_held_s", 0.3)
     double = NativeDouble(tensors_of(0))
     sender = start_sender(double)
     with (
@@ -232,6 +233,21 @@ def test_a_busy_group_port_is_named(start_sender, monkeypatch):
     ):
         sender.send(tensors_of(1).items(), version=1)
     sender.send(tensors_of(1).items(), version=1)
+    assert equal(double.served, tensors_of(1))
+
+
+def test_the_port_of_a_left_group_is_waited_for_as_long_as_a_broadcast_may_take(start_sender):
+    """A learner that was killed and resumed met its own group's port: a worker held it for 20 s, and 5 were waited."""
+    double = NativeDouble(tensors_of(0))
+    sender = start_sender(double)
+    assert sender.rendezvous.port_held_s == sender.rendezvous.timeout_s + 5
+    with ExitStack() as held:
+        held.enter_context(socket.create_server(("127.0.0.1", sender.rendezvous.port)))
+        sending = in_thread(sender.send, tensors_of(1).items(), version=1)
+        time.sleep(6)
+        assert not sending.done()
+        held.close()
+        sending.result(timeout=30)
     assert equal(double.served, tensors_of(1))
 
 

@@ -7,6 +7,10 @@ import os
 import pytest
 from PIL import Image
 
+from conformance.doubles.refusals import refused
+from rollmatch.config.limits import LimitsConfig
+from rollmatch.server.images import ImageReader
+
 IMAGE = 414
 
 
@@ -176,3 +180,29 @@ def test_our_own_protocol_never_shortens_a_response(start):
     for max_tokens, returned in ((4, (200, None)), (5, (400, "prompt-too-long"))):
         body = native([[5] * 60]) | {"sampling": {"max_tokens": max_tokens}}
         assert call(client, "/native/infer/", body)[:2] == returned
+
+
+def test_pixels_are_counted_over_all_calls_while_their_images_are_in_memory():
+    reader = ImageReader((), LimitsConfig(max_decoded_pixels=6000))
+    first = reader.read(picture(64, 64), reader.budget(), item=0, key="image")
+    with refused("server-busy", "image"):
+        reader.read(picture(64, 63), reader.budget(), item=0, key="image")
+    assert first.size == (64, 64)
+    del first
+    assert reader.read(picture(64, 63), reader.budget(), item=0, key="image").size == (64, 63)
+
+
+@pytest.mark.parametrize(("spare", "returned"), [(0, (200, None)), (-1, (422, "call-too-large"))])
+def test_likeliest_tokens_are_counted(served, spare, returned):
+    _, client = served(max_logprobs_per_call=8 * 30 * 5 + spare)
+    body = {"prompts": [[5]], "n": 8, "max_tokens": 30, "logprobs": 5}
+    assert call(client, "/generate/", body)[:2] == returned
+    assert call(client, "/generate/", body | {"logprobs": 0})[0] == 200
+
+
+def test_links_in_a_circle_are_no_image(start, tmp_path):
+    (tmp_path / "a.png").symlink_to(tmp_path / "b.png")
+    (tmp_path / "b.png").symlink_to(tmp_path / "a.png")
+    _, _, client = start(max_model_len=512, image_roots=(str(tmp_path),))
+    returned = call(client, "/native/infer/", native([[IMAGE, 5]], images=[str(tmp_path / "a.png")]))
+    assert returned[:2] == (400, "image-unreadable")

@@ -1,11 +1,13 @@
 """Who may join a group, where its sockets listen, and what a stranger at its port can do: nothing."""
 
+import ctypes
 import os
 import pickle
 import socket
 import threading
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -18,7 +20,7 @@ from conformance.judge.servers.talk import in_thread
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import CommunicatorTimeout, GroupAddress, TransferFailed, check_address
 from rollmatch.weights.group_store import DROP, GO, GroupStore
-from rollmatch.weights.stateless import StatelessGroup, begin_on
+from rollmatch.weights.stateless import StatelessGroup, begin_on, read_nccl_id, read_text
 from rollmatch.weights.worker.receiver import SyncDropped, wait_go
 
 SECRET = "between these ranks only"
@@ -182,3 +184,35 @@ def test_a_worker_runs_no_pickle_from_the_store_of_swift_and_trl(tmp_path):
     with refused("transfer-failed"):
         receiving.result(timeout=10)
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"\x80\x04r\xff\xff\xff\x7f.",  # a memo of 2 GB entries: 7 bytes that took 8 GB
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\x00\x00\x00.",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\x00\x00\x00.",
+        b"I" + b"9" * 4000 + b"\n.",
+        pickle.dumps("x" * 5000),
+        pickle.dumps(["a"]),
+        pickle.dumps(b"a"),
+        b"",
+        b"\xff",
+    ],
+)
+def test_a_pickle_of_a_stranger_takes_no_memory(packed):
+    for read in (read_text, lambda raw: read_nccl_id(raw, 128)):
+        with pytest.raises(ValueError, match=r".*"):
+            read(packed)
+
+
+def test_the_pickles_of_peers_are_read():
+    class ncclUniqueId(ctypes.Structure):  # vLLM's name
+        _fields_: ClassVar = [("internal", ctypes.c_byte * 128)]
+
+    made = ncclUniqueId.from_buffer_copy(bytes(range(128)))
+    globals()["ncclUniqueId"] = ncclUniqueId
+    ncclUniqueId.__qualname__ = "ncclUniqueId"
+    for protocol in range(3, 6):
+        assert read_nccl_id(pickle.dumps(made, protocol), 128) == bytes(range(128)), protocol
+        assert read_text(pickle.dumps("barrier_7", protocol)) == "barrier_7"

@@ -34,3 +34,8 @@ class LimitsConfig(Section):
     """Width times height of one image, read from its header before it is decoded. Unit: pixels."""
     max_pixels_per_call: Count = 536_870_912
     """Pixels of all images of one call; a decoded pixel takes 3 bytes. Unit: pixels."""
+    max_decoded_pixels: Count = 536_870_912
+    """Pixels of the decoded images of all running calls; a call above it is answered with 429. Unit: pixels."""
+    max_logprobs_per_call: Count = 1_048_576
+    """Log-probabilities of one prompt: responses x longest response x likeliest tokens at each place (logprobs,
+    top_logprobs), where a call asks for any beside the sampled token's. Unit: log-probabilities."""

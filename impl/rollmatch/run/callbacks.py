@@ -28,8 +28,17 @@ UNDERFULL_STEPS = 10
 """Consecutive under-filled steps before a warning."""
 
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""SIGHUP: the terminal was closed."""
+
+
+def _is_ignored(number: signal.Signals) -> bool:
+    """Whether ``nohup`` keeps the end of the terminal from this process."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
+
+
 class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
-    """Writes the ``step`` event, prints its line, and stops after the current step on SIGINT or SIGTERM."""
+    """Writes the ``step`` event, prints its line, and stops after the current step on SIGINT, SIGTERM or SIGHUP."""
 
     def __init__(self, console: StepConsole | None, *, min_fill: float | None) -> None:
         self.console = console
@@ -45,8 +54,9 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGINT and SIGTERM inside; a second one acts as if nobody listened. Only a main thread can take any."""
-        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        """Take ``STOPPING`` inside; a second signal acts as if nobody listened. Only a main thread can take any."""
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = [number for number in STOPPING if is_main and not _is_ignored(number)]
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield

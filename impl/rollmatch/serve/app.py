@@ -31,12 +31,14 @@ def make_app(server: ServerState) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        watch = asyncio.create_task(server.pool.watch())
+        watches = [asyncio.create_task(work) for work in (server.pool.watch(), server.metrics.watch_turns())]
         yield
-        watch.cancel()
+        for watch in watches:
+            watch.cancel()
         await asyncio.gather(*(asyncio.to_thread(replica.close) for replica in server.pool.replicas))
 
     app = FastAPI(title="rollmatch rollout server", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.limits = server.settings.limits
     for routes in ROUTES:
         app.include_router(routes(server))
     _add_state(app, server)

@@ -16,14 +16,14 @@ import psutil
 
 from rollmatch.startup import start_thread
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_S = 15.0
 """From a signal to the end of a server that does not end in order."""
 _MOST_ROUNDS = 10
 
 
 class Shutdown:
-    """End of this process by SIGINT or SIGTERM, from entering it on. ``cleanup`` is called before an end at once.
+    """End of this process by ``SIGNALS``, from entering it on. ``cleanup`` is called before an end at once.
 
     A signal before ``begin_serving`` ends the process at once. A later one sets ``exit_code``: the server, which polls
     ``is_requested``, has ``LONGEST_S`` to end in order; another signal ends it at once.
@@ -37,7 +37,8 @@ class Shutdown:
     def __enter__(self) -> Self:
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
-        self._before = {number: signal.signal(number, _ignore) for number in SIGNALS}
+        is_kept = {number: number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN for number in SIGNALS}
+        self._before = {number: signal.signal(number, _ignore) for number in SIGNALS if not is_kept[number]}  # nohup
         signal.set_wakeup_fd(self._writing)
         start_thread(self._watch, name="shutdown")
         return self
@@ -67,7 +68,7 @@ class Shutdown:
     def forget_in_child(self) -> None:
         """Give a forked child its signals back; end one that was forked while this process is being ended."""
         signal.set_wakeup_fd(-1)
-        for number in SIGNALS:
+        for number in self._before:
             signal.signal(number, signal.SIG_DFL)
         if self.exit_code is not None:
             os._exit(self.exit_code)

@@ -1,6 +1,5 @@
 """Requests of any dialect and their responses; invalid requests are refused before generation."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -58,7 +57,8 @@ class ResponseGenerator:
             return []
         self.pool.check()
         self._check_limits(requests, where)
-        prepared = await asyncio.to_thread(self._prepare, requests, where, clamp)
+        may_download = any(_names_urls(request) for request in requests)
+        prepared = await self.prompts.reader.beside(may_download, self._prepare, requests, where, clamp)
         try:
             return await self.pool.generate_all(prepared, call_id=call_id)
         except Refusal as error:
@@ -76,7 +76,17 @@ class ResponseGenerator:
             (sum(len(request.token_ids or b"") // 4 for request in requests), "max_tokens_per_call", where),
         ):
             check_count(count, name, limits, key=key)
+        for request in requests:
+            self.check_logprobs(len(request.seeds), request.sampling.max_tokens, request.num_top)
         self.check_waiting(num_responses, key=where)
+
+    def check_logprobs(self, num_responses: int, max_tokens: int, num_top: int) -> None:
+        """Raise ``call-too-large`` where a prompt's responses would have too many log-probabilities.
+
+        ``num_top``: likeliest tokens at each place; with none, only the sampled token's is made.
+        """
+        longest = min(max_tokens, self.max_model_len)
+        check_count(num_responses * longest * num_top, "max_logprobs_per_call", self.limits, key="logprobs")
 
     def check_waiting(self, num_responses: int, *, key: str) -> None:
         """Raise ``server-busy`` where the queue has no room for so many responses."""
@@ -134,6 +144,11 @@ def check_count(count: int, name: str, limits: LimitsConfig, *, key: str) -> Non
     if count > limit:
         remedy = f"Split the call, or raise {_LIMITS}.{name}."
         raise Refusal(f"{count} is above the limit of {limit}", code="call-too-large", key=key, remedy=remedy)
+
+
+def _names_urls(request: GenerateRequest) -> bool:
+    """Whether images may have to be fetched; those within messages are known once these are rendered."""
+    return request.messages is not None or any(isinstance(each, str) and "://" in each for each in request.images)
 
 
 def _owner(requests: Sequence[GenerateRequest], place: int) -> int:

@@ -13,12 +13,12 @@ from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,9 +26,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rollmatch.config.connection import is_loopback
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.errors import RollmatchError
-from rollmatch.server.failures import Refusal, bad_body, failure_of, openai_failure_of, status_of
+from rollmatch.server.failures import Refusal, failure_of, openai_failure_of, status_of
 from rollmatch.server.http_protocol import MIN_BYTES_PER_S
 from rollmatch.server.payloads import InferReply
+from rollmatch.server.reading import Form, read
 from rollmatch.server.state import ServerState
 
 MSGPACK = "application/msgpack"
@@ -45,8 +46,6 @@ _HEADERS: Mapping[int, Mapping[str, str]] = {
 }
 _UNREAD = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
 """Refusals of a body that was not read to its end."""
-_SMALL = 65_536
-"""Bytes that are decoded on the event loop; more are decoded in a thread."""
 _encoder = msgspec.msgpack.Encoder()
 _Body = TypeVar("_Body", bound=BaseModel)
 _T = TypeVar("_T")
@@ -236,31 +235,9 @@ async def read_body(
 
     ``longest``: field -> most entries, counted before they are validated. Errors: ``Refusal``.
     """
-    raw, packed = await request.body(), is_msgpack(request)
-    if len(raw) <= _SMALL:
-        return _decoded(raw, kind, packed, sampling_at, longest or {})
-    return await asyncio.to_thread(_decoded, raw, kind, packed, sampling_at, longest or {})
-
-
-def _decoded(
-    raw: bytes, kind: type[_Body], packed: bool, sampling_at: tuple[str, ...], longest: Mapping[str, int]
-) -> _Body:
-    try:
-        decode = msgspec.msgpack.decode if packed else msgspec.json.decode
-        fields: object = decode(raw) if raw else {}
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise Refusal(
-            f"cannot be decoded: {error}", code="body-invalid", key="body", remedy="See Content-Type."
-        ) from error
-    for name, limit in longest.items():
-        entries = fields.get(name) if isinstance(fields, dict) else None
-        if isinstance(entries, list) and len(entries) > limit:
-            remedy = "Split the call, or raise custom.extra.rollout_server.limits.max_prompts_per_call."
-            raise Refusal(f"{len(entries)} entries, at most {limit}", code="call-too-large", key=name, remedy=remedy)
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise bad_body(error, sampling_at=sampling_at) from error
+    form = Form(kind=kind, packed=is_msgpack(request), sampling_at=sampling_at, longest=longest or {})
+    limits: LimitsConfig = request.app.state.limits
+    return cast(_Body, await read(await request.body(), form, max_bytes=limits.max_body_bytes))
 
 
 def is_msgpack(request: Request) -> bool:

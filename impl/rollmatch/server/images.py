@@ -1,11 +1,18 @@
 """Images as callers send them, decoded to RGB; paths only below the directories that the operator named."""
 
+import asyncio
 import base64
 import binascii
 import io
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from PIL import Image
 
@@ -19,6 +26,9 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 _BASE64_BEGINNINGS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "Qk", "UklGR")
 """Of the files of ``FORMATS``."""
 _LONGEST_PATH = 4096
+_DOWNLOADING_CALLS = 16
+"""Calls that wait for downloads at the same time; the next ones wait for these."""
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -26,6 +36,8 @@ class PixelBudget:
     """Pixels that the images of one call may still have together, and what has been decoded of them."""
 
     left: int
+    bytes_left: int
+    """Of downloads."""
     decoded: dict[str | bytes, Image.Image] = field(default_factory=dict)
     """The responses of a group share their images: each is decoded once, and counted as often as it is used."""
 
@@ -39,10 +51,18 @@ class ImageReader:
         """``domains``: hosts from which images are fetched by URL."""
         self.roots, self.domains = tuple(Path(root).resolve() for root in roots), tuple(domains)
         self.limits = limits or LimitsConfig()
+        self._downloading = ThreadPoolExecutor(_DOWNLOADING_CALLS, thread_name_prefix="downloads")
+        self._pixels, self._lock = 0, threading.Lock()
+        """Pixels of all decoded images that are in memory."""
 
     def budget(self) -> PixelBudget:
         """A new call's."""
-        return PixelBudget(self.limits.max_pixels_per_call)
+        return PixelBudget(self.limits.max_pixels_per_call, self.limits.max_body_bytes)
+
+    async def beside(self, may_download: bool, work: Callable[..., _T], *arguments: object) -> _T:
+        """Run work that reads images in a thread; downloads have threads of their own, so that they delay no others."""
+        executor = self._downloading if may_download and self.domains else None
+        return await asyncio.get_running_loop().run_in_executor(executor, partial(work, *arguments))
 
     def read(self, value: str | bytes, budget: PixelBudget, *, item: int, key: str) -> Image.Image:
         """Decode a path, a ``file://``, data or allowed URL, base64 text or encoded bytes; once per call.
@@ -57,11 +77,13 @@ class ImageReader:
         return budget.decoded[value]
 
     def _decode(self, value: str | bytes, budget: PixelBudget, *, item: int, key: str) -> Image.Image:
-        encoded = self._bytes_of(value, item=item, key=key)
+        encoded = self._bytes_of(value, budget, item=item, key=key)
         try:
             with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
-                self._count(image.width * image.height, budget, item=item, key=key)
-                return rgb_of(image)
+                pixels = image.width * image.height
+                self._count(pixels, budget, item=item, key=key)
+                with self._held(pixels, item=item, key=key) as hold:
+                    return hold(rgb_of(image))
         except Refusal:
             raise
         except Image.DecompressionBombError as error:  # Pillow's own limit, found in the header
@@ -70,6 +92,33 @@ class ImageReader:
             ) from error
         except Exception as error:  # Pillow's decoders raise whatever damaged bytes make them
             raise _unreadable(f"{type(error).__name__}: {error}", item=item, key=key) from error
+
+    @contextmanager
+    def _held(self, pixels: int, *, item: int, key: str) -> Iterator[Callable[[Image.Image], Image.Image]]:
+        """Count pixels from before they are decoded until nobody has the image any more. Errors: ``Refusal``."""
+        limit, held = self.limits.max_decoded_pixels, False
+        with self._lock:
+            if self._pixels + pixels > limit:
+                problem = f"the images of all calls have {self._pixels} pixels, and this one {pixels}"
+                remedy = "Try again later, or raise custom.extra.rollout_server.limits.max_decoded_pixels."
+                raise Refusal(problem, code="server-busy", key=key, remedy=remedy, item=item)
+            self._pixels += pixels
+
+        def hold(image: Image.Image) -> Image.Image:
+            nonlocal held
+            weakref.finalize(image, self._release, pixels)
+            held = True
+            return image
+
+        try:
+            yield hold
+        finally:
+            if not held:
+                self._release(pixels)
+
+    def _release(self, pixels: int) -> None:
+        with self._lock:
+            self._pixels -= pixels
 
     def _count(self, pixels: int, budget: PixelBudget, *, item: int, key: str) -> None:
         if pixels > self.limits.max_pixels_per_image:
@@ -85,11 +134,13 @@ class ImageReader:
         remedy = f"Send smaller images, or raise custom.extra.rollout_server.limits.{limit}."
         raise Refusal(problem, code="image-too-large", key=key, remedy=remedy, item=item)
 
-    def _bytes_of(self, value: str | bytes, *, item: int, key: str) -> bytes:
+    def _bytes_of(self, value: str | bytes, budget: PixelBudget, *, item: int, key: str) -> bytes:
         if isinstance(value, bytes):
             return value
         if value.lower().startswith(SCHEMES):
-            return fetch_image(value, self.domains, max_bytes=self.limits.max_body_bytes, item=item, key=key)
+            fetched = fetch_image(value, self.domains, max_bytes=budget.bytes_left, item=item, key=key)
+            budget.bytes_left -= len(fetched)
+            return fetched
         try:
             if not value.startswith("data:") and looks_like_path(value):
                 return self._read_file(self._allowed(value.removeprefix("file://"), item=item, key=key))
@@ -108,7 +159,10 @@ class ImageReader:
 
     def _allowed(self, value: str, *, item: int, key: str) -> Path:
         """The path with every link and ``..`` resolved."""
-        path = Path(value).resolve()
+        try:
+            path = Path(value).resolve()
+        except RuntimeError as error:  # links that lead in a circle, up to Python 3.12
+            raise OSError(str(error)) from error
         if not any(path.is_relative_to(root) for root in self.roots):
             roots = ", ".join(map(str, self.roots)) or "none is set"
             remedy = "Start the server with the images' directory as an image root, or send the image itself."

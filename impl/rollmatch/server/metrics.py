@@ -1,5 +1,7 @@
 """What the server counts, for Prometheus."""
 
+import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -8,6 +10,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from rollmatch.server.communicator import Communicator
 from rollmatch.server.engine_pool import EnginePool
+
+_LOOK_S = 0.1
 
 
 class Metrics:
@@ -40,6 +44,20 @@ class Metrics:
             registry=self.registry,
             buckets=(0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300),
         )
+
+        self.turns = Histogram(
+            "rollmatch_turn_seconds",
+            "How long the event loop kept others waiting, looked at ten times a second",
+            registry=self.registry,
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+        )
+
+    async def watch_turns(self) -> None:
+        """Runs beside the server."""
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(_LOOK_S)
+            self.turns.observe(max(0.0, time.perf_counter() - began - _LOOK_S))
 
     def text(self) -> bytes:
         """In Prometheus' text format."""

@@ -6,7 +6,8 @@ Bodies are msgpack or JSON; token ids are int32 bytes in the first (see ``ids``)
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationInfo, field_validator
+from pydantic_core import CoreSchema
 
 from rollmatch.data.ids import PackedIds, unpack_ids
 from rollmatch.weights.group_address import MAX_WORLD_SIZE, MIN_SECRET
@@ -23,7 +24,28 @@ Shape = tuple[Size, ...]
 Version = Annotated[Int64, Field(ge=1)]
 
 
-class Payload(BaseModel):
+def _end_with_first_error(node: object) -> None:
+    if isinstance(node, dict):
+        if node.get("type") in ("list", "tuple", "set", "frozenset"):
+            node["fail_fast"] = True
+        for child in node.values():
+            _end_with_first_error(child)
+    elif isinstance(node, list):
+        for child in node:
+            _end_with_first_error(child)
+
+
+class FirstErrorEnds(BaseModel):
+    """A message whose validation ends with the first wrong entry of each list: a million errors are gigabytes."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _end_with_first_error(schema)
+        return schema
+
+
+class Payload(FirstErrorEnds):
     """A message or a part of one; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,6 +1,5 @@
 """Images by URL, from the hosts that the operator named; nothing is requested from any other."""
 
-import time
 from collections.abc import Sequence
 from http import HTTPStatus
 
@@ -8,27 +7,51 @@ import requests
 from urllib3.util import parse_url
 
 from rollmatch.server.failures import Refusal
+from rollmatch.server.workers import DIED, TOO_SLOW, Workers
 
 SCHEMES = ("http://", "https://", "ftp://")
 _HTTP = ("http", "https")
 _PAUSE_S = 5.0
-_LONGEST_S = 20.0
+LONGEST_S = 20.0
+"""Of one download, whichever part of it is slow: its process is ended then."""
+NUM_DOWNLOADS = 4
+"""At the same time, each in a process of its own."""
 _CHUNK_BYTES = 65536
+_DOWNLOADS = Workers(NUM_DOWNLOADS)
 _KEY = "custom.extra.rollout_server.allowed_media_domains"
 
 
 def fetch_image(url: str, domains: Sequence[str], *, max_bytes: int, item: int, key: str) -> bytes:
     """What a URL of one of ``domains`` holds. Errors: ``Refusal``: ``image-url-refused``, ``image-unreadable``."""
-    prepared = _prepared(url, domains, item=item, key=key)
+    sent = _prepared(url, domains, item=item, key=key).url
+    future = _DOWNLOADS.schedule(_download, sent, max_bytes, timeout_s=LONGEST_S)
+    try:
+        found = future.result()
+    except TOO_SLOW as error:
+        raise _unreadable(f"takes longer than {LONGEST_S:g} s", item=item, key=key) from error
+    except DIED as error:
+        raise _unreadable("the process that fetches it ended", item=item, key=key) from error
+    if isinstance(found, str):
+        raise _unreadable(found, item=item, key=key)
+    return bytes(found)
+
+
+def _download(url: str, max_bytes: int) -> bytes | str:
+    """In the process: what the URL holds, or what is wrong with it."""
     try:
         with requests.Session() as session:
             session.trust_env = False  # a proxy or credentials of this machine are not the caller's
-            reply = session.send(prepared, stream=True, allow_redirects=False, timeout=_PAUSE_S)
+            reply = session.get(url, stream=True, allow_redirects=False, timeout=_PAUSE_S)
             if reply.status_code != HTTPStatus.OK:
-                raise _unreadable(f"the host answers {reply.status_code}", item=item, key=key)
-            return _read(reply, max_bytes, item=item, key=key)
+                return f"the host answers {reply.status_code}"
+            whole = bytearray()
+            for chunk in reply.iter_content(_CHUNK_BYTES):
+                whole += chunk
+                if len(whole) > max_bytes:
+                    return f"has more than {max_bytes} bytes"
+            return bytes(whole)
     except (requests.RequestException, OSError) as error:
-        raise _unreadable(f"{type(error).__name__}: {error}", item=item, key=key) from error
+        return f"{type(error).__name__}: {error}"
 
 
 def _prepared(url: str, domains: Sequence[str], *, item: int, key: str) -> requests.PreparedRequest:
@@ -42,17 +65,6 @@ def _prepared(url: str, domains: Sequence[str], *, item: int, key: str) -> reque
     if sent.scheme not in _HTTP or sent.host not in domains or sent.auth:
         raise Refusal(problem, code="image-url-refused", key=key, remedy=remedy, item=item)
     return prepared
-
-
-def _read(reply: requests.Response, max_bytes: int, *, item: int, key: str) -> bytes:
-    whole, until = bytearray(), time.monotonic() + _LONGEST_S
-    for chunk in reply.iter_content(_CHUNK_BYTES):
-        whole += chunk
-        if len(whole) > max_bytes:
-            raise _unreadable(f"has more than {max_bytes} bytes", item=item, key=key)
-        if time.monotonic() > until:
-            raise _unreadable(f"takes longer than {_LONGEST_S:g} s", item=item, key=key)
-    return bytes(whole)
 
 
 def _unreadable(problem: str, *, item: int, key: str) -> Refusal:

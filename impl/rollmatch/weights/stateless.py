@@ -8,8 +8,9 @@ Sources: vLLM 0.32 ``distributed/utils.py``, ms-swift 4.6 ``rlhf_trainers/vllm_c
 ``extras/vllm_client.py``. An allowed import of vllm.
 """
 
-import io
+import ctypes
 import pickle
+import pickletools
 import socket
 import threading
 import time
@@ -75,7 +76,7 @@ class StatelessGroup:
         except SyncError:
             self._forget()
             raise
-        except (RuntimeError, TypeError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             clear_frames(error.__traceback__)  # they would keep the store, which listens
             self._forget()
             raise not_joined(address, error) from error
@@ -99,7 +100,7 @@ class StatelessGroup:
                 begin_on(self._group, buffer, source=self.source, timeout_s=self.address.timeout_s).wait()
                 if self._has_barriers:
                     self._barrier()
-        except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
+        except (RuntimeError, ValueError) as error:
             problem = f"rank {self.rank} at {self.address.host}:{self.address.port}: {first_line(error)}"
             remedy = "Look at the server's output; open a new communicator and sync again."
             raise TransferFailed(problem, key="broadcast", remedy=remedy) from error
@@ -201,7 +202,7 @@ class StatelessGroup:
             time.sleep(_POLL_S)
 
     def _open_nccl(self) -> Any:
-        """vLLM's communicator; NCCL's id, a pickled object in the store, is read by ``_Reader``."""
+        """vLLM's communicator; NCCL's id, a pickled object in the store, is read by ``read_nccl_id``."""
         from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
         from vllm.distributed.device_communicators.pynccl_wrapper import ncclUniqueId
         from vllm.distributed.utils import StatelessProcessGroup
@@ -212,7 +213,8 @@ class StatelessGroup:
             def broadcast_obj(self, obj: object, src: int) -> object:
                 if self.rank == src:
                     return super().broadcast_obj(obj, src)
-                return _Reader(_nccl_id(store), ncclUniqueId).load()
+                raw = read_nccl_id(_nccl_id(store), ctypes.sizeof(ncclUniqueId))
+                return ncclUniqueId.from_buffer_copy(raw)
 
         group = ReadingGroup(rank=self.rank, world_size=self.address.world_size, store=store)
         self._num_barriers = 1  # peers count NCCL's id as the first broadcast of rank 0
@@ -249,19 +251,38 @@ def _open_store(address: GroupAddress, listener: socket.socket | None) -> TCPSto
     )
 
 
-class _Reader(pickle.Unpickler):
-    """Unpickles objects of one class; a pickle could otherwise run whatever the store's writer likes."""
+_READ = (
+    *(
+        "PROTO",
+        "FRAME",
+        "MEMOIZE",
+        "BINPUT",
+        "BINGET",
+        "STOP",
+        "GLOBAL",
+        "STACK_GLOBAL",
+        "EMPTY_DICT",
+        "TUPLE2",
+        "REDUCE",
+    ),
+    *("SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES"),
+)
+"""Operations of a pickled text and of a pickled NCCL id; the others are not read."""
+_LONGEST_PICKLE = 4096
 
-    def __init__(self, packed: bytes, allowed: type[object] | None = None) -> None:
-        super().__init__(io.BytesIO(packed))
-        self._allowed = allowed
 
-    def find_class(self, module_name: str, global_name: str, /) -> object:
-        if self._allowed is not None and global_name == self._allowed.__name__:
-            return self._allowed
-        if self._allowed is not None and (module_name, global_name) == ("_ctypes", "_unpickle"):
-            return super().find_class(module_name, global_name)
-        raise ValueError(f"the store holds {module_name}.{global_name}, which is not expected there")
+def _constants(packed: bytes) -> list[str | bytes]:
+    """Texts and bytes within a pickle, in order; nothing of it is run, and nothing is allocated beyond its own length.
+
+    Errors: ``ValueError``.
+    """
+    if len(packed) > _LONGEST_PICKLE:
+        raise ValueError(f"the store holds {len(packed)} bytes where a barrier's name or NCCL's id is expected")
+    found = [(operation.name, value) for operation, value, _ in pickletools.genops(packed)]
+    unknown = [name for name, _ in found if name not in _READ]
+    if unknown:
+        raise ValueError(f"the store holds a pickle with {unknown[0]}, which is not expected there")
+    return [value for name, value in found if name not in ("PROTO", "FRAME") and isinstance(value, str | bytes)]
 
 
 def begin_on(group: ProcessGroupGloo, tensor: Tensor, *, source: int, timeout_s: float) -> Work:
@@ -273,9 +294,20 @@ def begin_on(group: ProcessGroupGloo, tensor: Tensor, *, source: int, timeout_s:
 
 
 def read_text(packed: bytes) -> str:
-    """A pickled text; nothing else is read.
+    """A pickled text; nothing else is read. Errors: ``ValueError``.
 
     >>> read_text(pickle.dumps("barrier_7"))
     'barrier_7'
     """
-    return str(_Reader(packed).load())
+    match _constants(packed):
+        case [str(text)]:
+            return text
+    raise ValueError("the store holds another pickle than a text")
+
+
+def read_nccl_id(packed: bytes, num_bytes: int) -> bytes:
+    """The bytes of a pickled ``ncclUniqueId``. Errors: ``ValueError``."""
+    found = [value for value in _constants(packed) if isinstance(value, bytes)]
+    if len(found) != 1 or len(found[0]) != num_bytes:
+        raise ValueError(f"the store holds another pickle than one of {num_bytes} bytes")
+    return found[0]

@@ -49,6 +49,11 @@ class Rendezvous:
     join_timeout_s: float
 
     @property
+    def port_held_s(self) -> float:
+        """How long the port of a group that was left may stay taken: a worker may still wait for the last broadcast."""
+        return self.timeout_s + _GRACE_S
+
+    @property
     def join_call_timeout_s(self) -> float:
         """Of a server's call to join: longer, so that what the server says of it arrives."""
         return self.join_timeout_s + _GRACE_S
@@ -133,7 +138,7 @@ class LearnerGroup:
         """
         rendezvous = self.rendezvous
         close_everywhere(self.servers, rendezvous)
-        wait_until_free(rendezvous.host, rendezvous.port)
+        wait_until_free(rendezvous.host, rendezvous.port, within_s=rendezvous.port_held_s)
         sizes = [identity.world_size for identity in self.identities]
         pairs = zip(self.servers, accumulate(sizes, initial=0))
         calls = [BackgroundCall(partial(self._ask_to_join, server, offset)) for server, offset in pairs]
@@ -219,7 +224,7 @@ def close_everywhere(servers: Sequence[RolloutServer], rendezvous: Rendezvous) -
         call.is_done(within_s=_GRACE_S)  # all run at once, each with this limit
 
 
-def wait_until_free(host: str, port: int, *, within_s: float = _GRACE_S) -> None:
+def wait_until_free(host: str, port: int, *, within_s: float) -> None:
     """A store that was just closed may listen a moment longer; whoever binds reports what still does then."""
     deadline = time.monotonic() + within_s
     while _is_taken(host, port) and time.monotonic() < deadline:

@@ -1,5 +1,6 @@
 """The native dialect's routes; those of syncs are in ``sync_routes``."""
 
+import asyncio
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter, Request
@@ -73,7 +74,7 @@ def _add_generation(router: APIRouter, server: ServerState) -> None:
         call_id = request.headers.get(CALL_HEADER, "")[:_LONGEST_CALL_ID]
         work = server.generator.infer(batch, instance=server.instance, call_id=call_id)
         reply = await unless_gone(request, work)
-        return reply if isinstance(reply, Response) else answer(request, reply)
+        return reply if isinstance(reply, Response) else await asyncio.to_thread(answer, request, reply)
 
 
 def _add_communicator(router: APIRouter, server: ServerState) -> None:

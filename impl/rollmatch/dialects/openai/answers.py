@@ -1,5 +1,6 @@
 """What vLLM's OpenAI classes return, as replies that name the policy version; what they refuse, as refusals of ours."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,8 +14,7 @@ from rollmatch.dialects.openai.engine import CallNotes
 from rollmatch.server.failures import Refusal, openai_failure_of
 
 MISREAD = (
-    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, NotImplementedError, AssertionError,
-    TemplateError,
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError, TemplateError,
 )  # fmt: skip
 """What vLLM's classes and chat templates raise for senseless bodies; engines raise ``RollmatchError``."""
 _DATA, _DONE = "data: ", "[DONE]"
@@ -55,6 +55,7 @@ class CompletionStream:
             yield _versioned(self._first, call, n)
             async for chunk in self._rest:
                 yield _versioned(chunk, call, n)
+                await asyncio.sleep(0)  # neither a backlog of chunks nor sending them gives others a turn
 
 
 def with_versions(fields: dict[str, Any], call: CallNotes, n: int) -> dict[str, Any]:

@@ -15,6 +15,8 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Longest = Annotated[int, Field(ge=1, lt=2**31)]
 NumLogprobs = Annotated[int, Field(ge=0, le=20)]
 JsonObject = dict[str, object]
+Structure = Annotated[str, Field(max_length=65_536)]
+"""What a response looks like."""
 
 
 SAMPLED = (*GivenVllmSampling.model_fields, "logit_bias")
@@ -33,11 +35,11 @@ class StructuredOutputs(Payload):
     """vLLM's ``structured_outputs``."""
 
     schema_: str | JsonObject | None = Field(default=None, alias="json")
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
+    regex: Annotated[str, Field(max_length=4096)] | None = None
+    choice: Annotated[list[Annotated[str, Field(max_length=4096)]], Field(max_length=1024)] | None = None
+    grammar: Structure | None = None
     json_object: bool | None = None
-    structural_tag: str | None = None
+    structural_tag: Structure | None = None
 
 
 class OpenAIBody(GivenVllmSampling):
@@ -87,6 +89,10 @@ class OpenAIBody(GivenVllmSampling):
     def longest(self) -> int | None:
         """Most tokens of a response, where the call says so."""
         return self.max_tokens
+
+    def num_top(self) -> int:
+        """Likeliest tokens at each place whose log-probabilities are returned, the sampled one among them."""
+        return 0
 
     def for_vllm(self) -> JsonObject:
         """What the caller gave, without what changes nothing; None counts as not given."""
@@ -177,6 +183,10 @@ class ChatBody(OpenAIBody):
         """Most tokens of a response, where the call says so."""
         return self.max_completion_tokens or self.max_tokens
 
+    def num_top(self) -> int:
+        """As above."""
+        return (self.top_logprobs or 0) + 1 if self.logprobs else 0
+
     def messages_for_vllm(self, images: Iterable[Image.Image]) -> Iterator[JsonObject]:
         """The messages with ``images`` in place of their URLs, in order."""
         left = iter(images)
@@ -190,6 +200,10 @@ class CompletionBody(OpenAIBody):
     logprobs: NumLogprobs | None = None
     suffix: Unserved = None
     prompt_embeds: Unserved = None
+
+    def num_top(self) -> int:
+        """As above."""
+        return 0 if self.logprobs is None else self.logprobs + 1
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt."""

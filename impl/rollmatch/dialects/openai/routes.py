@@ -6,6 +6,7 @@ written: one that a commit does not wait for ends with an error, because its beg
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -97,13 +98,16 @@ class OpenAICalls:
         self.server.generator.check_waiting(n * len(text_sizes), key="n")
         sampling = make_sampling(body.sampling(), defaults={"max_tokens": body.longest() or LONGEST})
         self.server.generator.check_sampled_ids(sampling)
+        self.server.generator.check_logprobs(n * len(text_sizes), body.longest() or LONGEST, body.num_top())
 
     async def with_images(self, body: ChatBody, urls: list[str]) -> dict[str, object]:
         """vLLM's fields, with our images in place of their URLs: it decodes and downloads none. Errors: ``Refusal``."""
         reader = self.server.prompts.reader
         budget = reader.budget()
         read = [(reader.read, url, f"messages.images[{place}]") for place, url in enumerate(urls)]
-        images = [await asyncio.to_thread(call, url, budget, item=0, key=key) for call, url, key in read]
+        images = [
+            await reader.beside("://" in url, partial(call, url, budget, item=0, key=key)) for call, url, key in read
+        ]
         return body.for_vllm() | {"messages": list(body.messages_for_vllm(images))}
 
     async def serve(

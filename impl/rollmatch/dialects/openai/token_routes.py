@@ -5,6 +5,7 @@ both forms that clients read, ``token_id`` and ``token`` ("token_id:7"). Sources
 0.32 ``entrypoints/scale_out/token_in_token_out/protocol.py``.
 """
 
+import asyncio
 import time
 import uuid
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ def token_routes(server: ServerState) -> APIRouter:
         outputs = await unless_gone(request, server.generator.generate([asked], where="token_ids", clamp=True))
         if isinstance(outputs, Response):
             return outputs
-        fields = _reply(body, outputs, name=names_of(server)[0])
+        fields = await asyncio.to_thread(_reply, body, outputs, name=names_of(server)[0])
         if body.return_token_ids:
             fields |= _prompt_of(body, outputs[0][0], server.prompts.image_id)
         return server.with_version(answer(request, fields), outputs)

@@ -3,11 +3,11 @@
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import ConfigDict, Field
 
 from rollmatch.data.ids import PackedIds
 from rollmatch.dialects.trl.bodies import FlatTensor
-from rollmatch.server.payloads import Int64, Payload
+from rollmatch.server.payloads import FirstErrorEnds, Int64, Payload
 from rollmatch.server.sampling import GivenSampling, StopTexts
 from rollmatch.server.unserved import Unserved, UnservedFactor
 
@@ -67,10 +67,10 @@ class SwiftBatch(Payload):
     """Without effect: a progress bar of ms-swift's server."""
 
 
-class PeftConfig(BaseModel):
+class PeftConfig(FirstErrorEnds):
     """What of peft's ``LoraConfig`` decides how weights are merged; ranks are read from the tensors."""
 
-    model_config = {"extra": "allow"}
+    model_config = ConfigDict(extra="allow")
 
     lora_alpha: float = Field(gt=0, allow_inf_nan=False)
     use_rslora: bool = False
@@ -81,7 +81,7 @@ class PeftConfig(BaseModel):
         return self.lora_alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
 
-class FlatAdapter(BaseModel):
+class FlatAdapter(FirstErrorEnds):
     """``/update_adapter_flattened_param/``."""
 
     peft_config: PeftConfig

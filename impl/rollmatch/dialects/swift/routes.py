@@ -1,5 +1,6 @@
 """The swift dialect, as ms-swift 4.x trainers call it. Source: ms-swift 4.6 ``pipelines/infer/rollout.py``."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,11 +40,15 @@ def swift_routes(server: ServerState) -> APIRouter:
         outputs = await unless_gone(request, server.generator.generate(requests, where=WHERE, clamp=True))
         if isinstance(outputs, Response):
             return outputs
-        entries = [
-            _entry(server, one, outputs[place * config.n : (place + 1) * config.n], config)
-            for place, one in enumerate(batch.infer_requests)
-        ]
-        return server.with_version(answer(request, entries), outputs)
+
+        def reply() -> Response:
+            entries = [
+                _entry(server, one, outputs[place * config.n : (place + 1) * config.n], config)
+                for place, one in enumerate(batch.infer_requests)
+            ]
+            return answer(request, entries)
+
+        return server.with_version(await asyncio.to_thread(reply), outputs)
 
     _add_control(router, server)
     return router

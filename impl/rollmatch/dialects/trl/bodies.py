@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from rollmatch.data.ids import PackedIds
-from rollmatch.server.payloads import Int64, Payload, Shape, Size
+from rollmatch.server.payloads import FirstErrorEnds, Int64, Payload, Shape, Size
 from rollmatch.server.sampling import GivenVllmSampling, StopTexts
 from rollmatch.server.unserved import Unserved
 from rollmatch.weights.group_address import MAX_WORLD_SIZE
@@ -52,7 +52,7 @@ class TrlChats(TrlSampling):
     tools: list[dict[str, Any]] | None = None
 
 
-class CommunicatorInit(BaseModel):
+class CommunicatorInit(FirstErrorEnds):
     """``/init_communicator/``; TRL also sends ``client_device_uuid``."""
 
     host: str
@@ -60,7 +60,7 @@ class CommunicatorInit(BaseModel):
     world_size: int = Field(ge=1, le=MAX_WORLD_SIZE)
 
 
-class NamedParam(BaseModel):
+class NamedParam(FirstErrorEnds):
     """``/update_named_param/``."""
 
     name: str
@@ -76,7 +76,7 @@ class FlatTensor(NamedParam):
     numel: Size
 
 
-class FlatBucket(BaseModel):
+class FlatBucket(FirstErrorEnds):
     """``/update_flattened_params/``."""
 
     metadatas: list[FlatTensor]

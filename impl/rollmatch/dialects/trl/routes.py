@@ -1,5 +1,6 @@
 """The trl dialect: what TRL up to 1.10 and verifiers 0.1.x call. Source: TRL 1.10 ``scripts/vllm_serve.py``."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -38,7 +39,8 @@ def trl_routes(server: ServerState) -> APIRouter:
         outputs = await unless_gone(request, server.generator.generate(requests, where=where, clamp=True))
         if isinstance(outputs, Response):
             return outputs
-        return server.with_version(answer(request, _reply(call, [one for one, _ in outputs])), outputs)
+        reply = await asyncio.to_thread(lambda: answer(request, _reply(call, [one for one, _ in outputs])))
+        return server.with_version(reply, outputs)
 
     @router.post("/generate/")
     @accepts(TrlBatch)

@@ -101,7 +101,7 @@ class StockSender:
         if self._is_open and self._read_versions() == self._versions:
             return
         self.close()
-        wait_until_free(self.rendezvous.host, self.rendezvous.port, within_s=self.rendezvous.timeout_s + _GRACE_S)
+        wait_until_free(self.rendezvous.host, self.rendezvous.port, within_s=self.rendezvous.port_held_s)
         sizes = [int(server.get("/get_world_size")["world_size"]) for server in self.servers]
         address = GroupAddress(
             host=own_address(self.rendezvous.host, self.rendezvous.port),
