@@ -284,9 +284,10 @@ class TrainingConfig(Section):
     weights; the rest never moves."""
     gradient_checkpointing: Literal["auto"] | bool = "auto"
     """Recompute activations in the backward pass: less memory, about a third more time. auto recomputes only the layers
-    whose activations do not fit (GPU), and none on a CPU."""
+    whose activations do not fit."""
     checkpointing_memory: PositiveShare = 0.9
-    """With gradient_checkpointing: auto, the GPU memory that may be in use. Unit: share of the memory of the GPU."""
+    """With gradient_checkpointing: auto, the memory that may be in use: the GPU's, or without one the machine's (its
+    container's). Unit: share of the memory."""
     compile_layers: Literal["auto"] | bool = "auto"
     """Compile each decoder layer with torch.compile: about half the learning time, one to two minutes of compilation in
     the first step. auto compiles policies of a billion parameters and more on a GPU, without lora_dropout, under ddp

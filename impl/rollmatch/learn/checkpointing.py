@@ -1,7 +1,7 @@
 """Gradient checkpointing of as few decoder layers as memory allows, chosen for each micro-batch.
 
 The first micro-batches of a run measure what a token costs; from then on each forward pass keeps the activations of as
-many layers as fit below a share of the GPU::
+many layers as fit below a share of the memory (the GPU's, or the machine's without one)::
 
     peak(T, k) = allocated + T * (per_token + k * per_token_and_layer)        T tokens, k layers kept
 
@@ -10,54 +10,17 @@ many layers as fit below a share of the GPU::
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rollmatch.learn.memory import DeviceMemory, learner_memory
+
 FIRST_KEPT = 2
 """Layers kept in the second micro-batch, which measures what a kept layer costs."""
 GROWTH = 4
 """At most so many times as many layers as in the pass before: a first estimate of few layers is rough."""
-
-
-class DeviceMemory(Protocol):
-    """Memory of the device that the learner computes on. Unit: bytes."""
-
-    def allocated(self) -> int:
-        """Bytes in tensors of this process."""
-
-    def peak(self) -> int:
-        """Highest ``allocated`` since ``reset_peak``."""
-
-    def reset_peak(self) -> None:
-        """Begin a new peak."""
-
-    def room(self, share: float) -> int:
-        """Bytes that tensors may still take until ``share`` of the device is in use; negative above it."""
-
-
-class CudaMemory:
-    """The current CUDA device."""
-
-    def allocated(self) -> int:
-        """Bytes in tensors of this process."""
-        return torch.cuda.memory_allocated()
-
-    def peak(self) -> int:
-        """Highest ``allocated`` since ``reset_peak``."""
-        return torch.cuda.max_memory_allocated()
-
-    def reset_peak(self) -> None:
-        """Begin a new peak."""
-        torch.cuda.reset_peak_memory_stats()
-
-    def room(self, share: float) -> int:
-        """Free memory and cached blocks, less what is to stay free."""
-        free, total = torch.cuda.mem_get_info()
-        cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return free + cached - int((1 - share) * total)
 
 
 @dataclass(slots=True)
@@ -94,7 +57,7 @@ class AdaptiveCheckpointing:
         memory: DeviceMemory | None = None,
     ) -> None:
         self.layers = layers
-        self.share, self.memory = share, memory or CudaMemory()
+        self.share, self.memory = share, memory or learner_memory()
         self.num_kept = 0
         self.costs: TokenCosts | None = None
         self._num_passes = 0

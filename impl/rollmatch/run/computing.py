@@ -12,8 +12,7 @@ from rollmatch.records import rounded
 
 def recomputes(config: RunConfig) -> bool:
     """Whether transformers turns checkpointing on; auto then turns it off layer by layer."""
-    wanted = config.training.gradient_checkpointing
-    return torch.cuda.is_available() if wanted == "auto" else wanted
+    return config.training.gradient_checkpointing is not False
 
 
 def prepare_layers(config: RunConfig, model: torch.nn.Module) -> None:
@@ -25,7 +24,7 @@ def prepare_layers(config: RunConfig, model: torch.nn.Module) -> None:
     num_parameters, _ = count_weights(policy)
     if effective.compiles_layers(config, on_gpu=on_gpu, num_parameters=num_parameters):
         compile_layers(policy)
-    if on_gpu and config.training.gradient_checkpointing == "auto":
+    if config.training.gradient_checkpointing == "auto":
         AdaptiveCheckpointing(model, decoder_layers(policy), share=config.training.checkpointing_memory)
 
 
