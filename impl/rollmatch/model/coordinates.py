@@ -51,8 +51,8 @@ def add_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """[1000] ids of the added tokens, by bin. Errors: ``CoordTokensPresent``."""
     from tokenizers import AddedToken
 
-    literals = [coord_token(k) for k in range(NUM_BINS)]
-    known = [literal for literal in literals if literal in tokenizer.get_vocab()]
+    literals, present = [coord_token(k) for k in range(NUM_BINS)], tokenizer.get_vocab()
+    known = [literal for literal in literals if literal in present]
     if known:
         raise CoordTokensPresent(
             f"the tokenizer has {len(known)} of the {NUM_BINS} coordinate tokens, first {known[0]}",

@@ -66,7 +66,7 @@ class PromptMaker:
     def __init__(self, directory: str, *, vocabulary_size: int, reader: ImageReader) -> None:
         self.reader = reader
         self.vocabulary_size = vocabulary_size
-        processor = AutoProcessor.from_pretrained(directory)
+        processor = _load_processor(directory)
         self._images = ImageProcessing(processor, directory) if hasattr(processor, "image_processor") else None
         video_id = getattr(processor, "video_token_id", None)
         self._unservable: frozenset[int] = frozenset() if video_id is None else frozenset({video_id})
@@ -193,6 +193,14 @@ class PromptMaker:
             problem = f"the prompt has {placeholders} image placeholders for {num_images} images"
             remedy = "Send one image per placeholder, unexpanded."
             raise Refusal(problem, code="images-misfit", key=key, remedy=remedy, item=item)
+
+
+def _load_processor(directory: str) -> Any:
+    """The model's processor, or its tokenizer alone: a text model may name a processor whose image part it lacks."""
+    try:
+        return AutoProcessor.from_pretrained(directory)
+    except OSError:
+        return AutoTokenizer.from_pretrained(directory)
 
 
 def check_room(prompt: EnginePrompt, max_tokens: int, *, max_model_len: int, item: int) -> None:
