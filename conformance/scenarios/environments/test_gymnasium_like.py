@@ -9,7 +9,7 @@ import pytest
 from conformance.doubles.ladders import SLIP, Ladder, TurnSide, climbing, values_in, world
 from conformance.doubles.locks import A, sample_of, segments_of
 from conformance.scenarios.environments.test_multi_turn import reports_of, targets_of
-from rollmatch.environments.environment import EnvironmentFailed, begin, generator_of, load_environment, take_step
+from rollmatch.environments.environment import begin, generator_of, load_environment, take_step
 from rollmatch.errors import TargetError
 
 HERE = "conformance.scenarios.environments.test_gymnasium_like"
@@ -132,7 +132,7 @@ def test_a_replay_that_differs_is_an_error():
 
 def test_a_failing_reset_names_the_sample(monkeypatch):
     monkeypatch.setattr(Dice, "reset", lambda self, *, seed=None, options=None: 1 / 0)
-    with pytest.raises(EnvironmentFailed, match="ZeroDivisionError"):
+    with pytest.raises(TargetError, match="ZeroDivisionError"):
         begun("Dice")
 
 

@@ -18,7 +18,7 @@ from conformance.doubles.instance import free_port
 from conformance.doubles.refusals import refused
 from rollmatch.cli.main import main
 from rollmatch.launch.rollout_server import serve
-from rollmatch.run.server_checks import ServedModelDiffers, WaitPolicy, wait_for_servers
+from rollmatch.run.server_checks import WaitPolicy, wait_for_servers
 from rollmatch.server.identity import load_model_identity
 
 VLLM, SERVER = "custom.extra.rollout_matching.vllm", "custom.extra.rollout_server"
@@ -135,7 +135,7 @@ def test_a_server_of_another_model_is_refused():
     digest = load_model_identity(MODEL, dtype="float32").digest
     with telling(health={"status": "ok"}, identity={"model": "/models/other", "model_digest": digest}) as server:
         wait_for(server)
-        with pytest.raises(ServedModelDiffers) as caught:
+        with refused("served-model-differs") as caught:
             wait_for(server, f"model.model={ROOT}/fixtures/models/tasks")
     assert (caught.value.code, caught.value.key) == ("served-model-differs", "model.model")
     assert "/models/other" in caught.value.problem

@@ -19,10 +19,11 @@ from conformance.doubles.started import HF, journal_of, started, train_command
 from rollmatch.cli.main import main
 from rollmatch.data import LazySamples
 from rollmatch.data.checked import CHECKED_FILES
+from rollmatch.errors import LaunchError
 from rollmatch.launch import learner
 from rollmatch.launch.nodes import Placement
 from rollmatch.launch.processes import parse_gpus, run_child, shell_line
-from rollmatch.run.server_checks import ServerProcessDied, WaitPolicy, wait_for_notice, wait_for_servers
+from rollmatch.run.server_checks import WaitPolicy, wait_for_notice, wait_for_servers
 from rollmatch.server.settings import KEY_VARIABLE
 
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")
@@ -97,7 +98,7 @@ def test_a_server_that_does_not_come_up_ends_the_waiting_in_time(nobody):
 def test_the_end_of_the_servers_process_ends_the_waiting(nobody, looks_often):
     server = subprocess.Popen(["sleep", "0.4"])
     began = time.monotonic()
-    with pytest.raises(ServerProcessDied) as caught:
+    with refused("server-process-died") as caught:
         wait_for_servers(config_for(nobody), WaitPolicy(timeout_s=60, server_pid=server.pid))
     server.wait()
     assert (caught.value.code, caught.value.key) == ("server-process-died", "--server-pid")
@@ -275,10 +276,10 @@ def test_an_error_of_a_check_ends_the_child():
 
     def check():
         children.update(psutil.Process().children())
-        raise ServerProcessDied("gone")
+        raise LaunchError("gone", code="server-process-died")
 
     children, before = set(), set(psutil.Process().children())
-    with pytest.raises(ServerProcessDied):
+    with refused("server-process-died"):
         run_child(sleeping, {}, check=check)
     (child,) = children - before
     assert not child.is_running()

@@ -10,7 +10,7 @@ from conformance.doubles.records import segment_with
 from conformance.doubles.refusals import refused
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.learn.batch import make_padded_inputs
-from rollmatch.model.images import ImageProcessing, PlaceholdersMisfit
+from rollmatch.model.images import ImageProcessing
 from rollmatch.model.policy import load_policy
 from rollmatch.model.template import Template
 from rollmatch.records import Sample
@@ -80,7 +80,7 @@ def test_a_prompt_is_expanded_as_the_processor_expands_it(template, pictures, ch
 def test_a_prompt_that_the_processor_tokenizes_otherwise_is_refused(template, pictures, monkeypatch):
     expand = template.expand
     monkeypatch.setattr(template, "expand", lambda ids, features: expand(ids, features)[1:])
-    with pytest.raises(PlaceholdersMisfit) as caught:
+    with refused("placeholders-misfit") as caught:
         template.check_expansion(sample_of(pictures[0]))
     assert type(template.processor).__name__ in caught.value.problem
 

@@ -197,7 +197,7 @@ def test_a_call_that_hangs_or_crashes_in_a_worker_costs_its_completion_only():
     rewards, samples = load("in_a_worker", timeout_s=5.0, processes=2), SAMPLES[:1] * 4
     judged = judge_all(["a", "hang", "crash", "b"], samples, rewards, Timing())
     assert [each.total for each in judged] == [2.0, None, None, 2.0]
-    assert ["RewardTimeout" in judged[1].failures[0], "ProcessExpired" in judged[2].failures[0]] == [True, True]
+    assert ["reward-timeout" in judged[1].failures[0], "ProcessExpired" in judged[2].failures[0]] == [True, True]
     assert [each.total for each in judge_all(["c"] * 4, samples, rewards, Timing())] == [2.0] * 4
     [batched] = load("trl_text", processes=1)
     assert batched.call(["4", "?"], TEXTS) == [1.0, 0.0]

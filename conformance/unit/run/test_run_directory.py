@@ -15,13 +15,7 @@ from conformance.doubles.refusals import refused
 from rollmatch.errors import LaunchError
 from rollmatch.model.source import MANIFEST
 from rollmatch.run import directory as run_directory
-from rollmatch.run.directory import (
-    RunDirectoryTaken,
-    holds_run,
-    last_checkpoint,
-    open_run_directory,
-    probe_output_dir,
-)
+from rollmatch.run.directory import holds_run, last_checkpoint, open_run_directory, probe_output_dir
 from rollmatch.training.checkpoint import ranks_without_rng_state, remove_old_checkpoints, write_manifest
 
 STEP = '{"event": "step", "step": 1, "rank": 0}'
@@ -206,7 +200,7 @@ def live_run(directory):
 
 @pytest.mark.parametrize("mode", [{}, {"resume": True}, {"overwrite": True}])
 def test_a_directory_in_which_a_run_is_live_is_refused_with_its_owner(directory, live_run, mode):
-    with pytest.raises(RunDirectoryTaken) as caught:
+    with refused("run-directory-taken") as caught:
         opened(directory, **mode)
     assert f"process {live_run.pid} on " in caught.value.problem
     assert (directory / "journal.jsonl").read_text() == STEP
@@ -243,7 +237,7 @@ def test_a_start_that_failed_leaves_no_directory(directory, tmp_path):
     with pytest.raises(ZeroDivisionError):
         fail_after(with_run, directory)
     assert holds_run(directory), "after its first step it is kept"
-    with pytest.raises(RunDirectoryTaken):
+    with refused("run-directory-taken"):
         opened(directory)
 
 

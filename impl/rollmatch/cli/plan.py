@@ -41,7 +41,7 @@ def add_forecast_arguments(parser: argparse.ArgumentParser, *, default_gpu: str 
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Print the plan. Errors: those of the configuration, ``ShapeUnknown``, ``RatesInvalid``, ``NothingFits``."""
+    """Print the plan. Errors: those of the configuration, ``shape-unknown``, ``rates-invalid``, ``NothingFits``."""
     site = Site(gpu=options.gpu, nodes=(options.gpus,) * options.nodes)
     forecaster = make_forecaster(
         load_config(options.config, options.overrides),

@@ -13,19 +13,14 @@ RANKS_OF_ONE_ENGINE = 4
 CPU_KV_CACHE_MIB = 512
 
 
-class TensorParallelMismatch(ConfigError):
-    """The learner's ranks cannot be split into groups of tensor_parallel_size."""
-
-    code = "tensor-parallel-mismatch"
-
-
 def tensor_parallel_size(config: RunConfig, *, learner_world_size: int) -> int:
-    """Learner ranks that share one engine. Errors: ``TensorParallelMismatch``."""
+    """Learner ranks that share one engine. Errors: ``tensor-parallel-mismatch``."""
     configured = config.custom.extra.rollout_matching.vllm.tensor_parallel_size
     size = configured or (RANKS_OF_ONE_ENGINE if learner_world_size == RANKS_OF_ONE_ENGINE else 1)
     if learner_world_size % size:
-        raise TensorParallelMismatch(
+        raise ConfigError(
             f"is {size}, which does not divide the learner's {learner_world_size} ranks",
+            code="tensor-parallel-mismatch",
             key=f"{ROLLOUT_MATCHING}.vllm.tensor_parallel_size",
             remedy="Choose a divisor of the number of learner ranks.",
         )

@@ -73,20 +73,15 @@ def uses_servers(config: RunConfig) -> bool:
     return is_named_in_rlhf(config) or (rules.rollout_backend == "vllm" and rules.vllm.mode == "server")
 
 
-class AdapterWithSeveralRanks(ConfigError):
-    """Several learner ranks send all weights to servers, never adapters alone."""
-
-    code = "adapter-with-several-ranks"
-
-
 def sync_mode(config: RunConfig, *, learner_world_size: int) -> Literal["full", "adapter"]:
-    """What a sync sends: auto is adapter exactly with enable_lora. Errors: ``AdapterWithSeveralRanks``."""
+    """What a sync sends: auto is adapter exactly with enable_lora. Errors: ``adapter-with-several-ranks``."""
     vllm = config.custom.extra.rollout_matching.vllm
     if not vllm.carries_adapter:
         return "full"
     if learner_world_size > 1 and uses_servers(config):
-        raise AdapterWithSeveralRanks(
+        raise ConfigError(
             f"{vllm.sync.mode} means adapter here, and the learner has {learner_world_size} ranks",
+            code="adapter-with-several-ranks",
             key=f"{ROLLOUT_MATCHING}.vllm.sync.mode",
             remedy="Set sync.mode to full.",
         )

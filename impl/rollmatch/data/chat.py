@@ -13,24 +13,6 @@ ROLES = ("system", "user", "assistant", "tool")
 OPTIONAL = ("images", "width", "height", "metadata", "system", "tools")
 
 
-class ChatMalformed(DataError):
-    """A chat is a list of {role, content} with texts, of which the last is not the assistant's."""
-
-    code = "chat-malformed"
-
-
-class TwoQuestions(DataError):
-    """A record holds messages or a prompt, not both."""
-
-    code = "two-questions"
-
-
-class TagsMisfit(DataError):
-    """A chat tags none of its images, or each of them once, with <image>."""
-
-    code = "tags-misfit"
-
-
 def is_chat(record: object) -> bool:
     """Whether a record brings its own question."""
     return isinstance(record, dict) and ("messages" in record or "prompt" in record)
@@ -87,7 +69,7 @@ def tagged_messages(sample: Sample) -> tuple[tuple[str, str], ...]:
 def check_question(record: Mapping[str, object], key: str) -> Iterator[DataError]:
     """Messages or prompt, with system message and tools."""
     if "messages" in record and "prompt" in record:
-        yield TwoQuestions("there are messages and a prompt", key=key, remedy="Keep one of them.")
+        yield DataError("there are messages and a prompt", code="two-questions", key=key, remedy="Keep one of them.")
     yield from check_prompting(record, key)
     if "prompt" in record and not (isinstance(record["prompt"], str) and record["prompt"]):
         yield wrong_type("prompt", "a text that is not empty", record["prompt"], key)
@@ -102,27 +84,39 @@ def check_question(record: Mapping[str, object], key: str) -> Iterator[DataError
         return
     if messages[-1]["role"] == "assistant":
         remedy = "Remove it, or put it below metadata: the policy writes the answer."
-        yield ChatMalformed("the last message is the assistant's", key=key, remedy=remedy)
+        yield DataError("the last message is the assistant's", code="chat-malformed", key=key, remedy=remedy)
     if all(message["role"] != "user" for message in messages):
-        yield ChatMalformed("no message is the user's", key=key, remedy="Add a message of the user.")
+        yield DataError("no message is the user's", code="chat-malformed", key=key, remedy="Add a message of the user.")
     yield from _check_tags(record, "".join(message["content"] for message in messages), key)
 
 
 def _check_message(message: object, index: int, key: str) -> Iterator[DataError]:
     remedy = 'Write {"role": "user", "content": "..."}.'
     if not isinstance(message, dict) or set(message) != {"role", "content"}:
-        yield ChatMalformed(f"messages[{index}] is not a mapping of role and content", key=key, remedy=remedy)
+        yield DataError(
+            f"messages[{index}] is not a mapping of role and content", code="chat-malformed", key=key, remedy=remedy
+        )
         return
     if message["role"] not in ROLES:
         problem = f"messages[{index}].role is {message['role']!r}, none of {', '.join(ROLES)}"
-        yield ChatMalformed(problem, key=key, remedy=remedy)
+        yield DataError(problem, code="chat-malformed", key=key, remedy=remedy)
     if not isinstance(message["content"], str):
         problem = f"messages[{index}].content is no text"
-        yield ChatMalformed(problem, key=key, remedy=f"Name pictures in images, and mark their places by {IMAGE_TAG}.")
+        yield DataError(
+            problem,
+            code="chat-malformed",
+            key=key,
+            remedy=f"Name pictures in images, and mark their places by {IMAGE_TAG}.",
+        )
 
 
 def _check_tags(record: Mapping[str, object], text: str, key: str) -> Iterator[DataError]:
     images, num_tags = record.get("images", []), text.count(IMAGE_TAG)
     if isinstance(images, list) and images and num_tags not in (0, len(images)):
         problem = f"{num_tags} tags {IMAGE_TAG} for {len(images)} images"
-        yield TagsMisfit(problem, key=key, remedy="Tag each image once, or none: then they stand before the question.")
+        yield DataError(
+            problem,
+            code="tags-misfit",
+            key=key,
+            remedy="Tag each image once, or none: then they stand before the question.",
+        )

@@ -14,12 +14,6 @@ IMAGE_TAG = "<image>"
 _FILE = "file://"
 
 
-class ContentUnusable(DataError):
-    """A list of content holds texts and image files, and is the only place that names images."""
-
-    code = "content-unusable"
-
-
 def plain_record(record: Any, key: str) -> tuple[Any, list[DataError]]:
     """A record whose messages have texts with tags, whose images are listed, and whose system message is the first.
 
@@ -44,12 +38,14 @@ def plain_record(record: Any, key: str) -> tuple[Any, list[DataError]]:
         record = record | {"messages": messages}
     if images and record.get("images"):
         remedy = "Name each image once: in images, or in the content."
-        errors.append(ContentUnusable("images are named in the content and in images", key=key, remedy=remedy))
+        errors.append(
+            DataError("images are named in the content and in images", code="content-unusable", key=key, remedy=remedy)
+        )
     system = record.get("system")
     if isinstance(messages, list) and isinstance(system, str):
         if messages and isinstance(messages[0], dict) and messages[0].get("role") == "system":
             problem = "there is a system message, and system beside it"
-            errors.append(ContentUnusable(problem, key=key, remedy="Keep one of them."))
+            errors.append(DataError(problem, code="content-unusable", key=key, remedy="Keep one of them."))
         record = {name: value for name, value in record.items() if name != "system"}
         record["messages"] = [{"role": "system", "content": system}, *messages]
     return (record | {"images": images} if images else record), errors
@@ -75,7 +71,7 @@ def _plain_message(message: Any, images: list[str], errors: list[DataError], key
             texts += _text_of(part, images)
         except ValueError as error:
             remedy = 'Write {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": "a file"}}.'
-            errors.append(ContentUnusable(str(error), key=key, remedy=remedy))
+            errors.append(DataError(str(error), code="content-unusable", key=key, remedy=remedy))
     return message | {"content": "".join(texts)}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rollmatch.data.image import check_image
-from rollmatch.data.place import FieldUnknown, Place, image_path, is_side, wrong_type
+from rollmatch.data.place import Place, image_path, is_side, wrong_type
 from rollmatch.errors import DataError
 
 
@@ -13,7 +13,7 @@ def check_names(names: Iterable[str], known: Sequence[str], key: str, *, place: 
     for name in names:
         if name not in known:
             remedy = f"Remove it, or put it below metadata; known are {', '.join(known)}."
-            yield FieldUnknown(f"{place}{name!r} is not a known field", key=key, remedy=remedy)
+            yield DataError(f"{place}{name!r} is not a known field", code="field-unknown", key=key, remedy=remedy)
 
 
 def check_sides(record: Mapping[str, object], key: str) -> Iterator[DataError]:

@@ -11,42 +11,6 @@ BOX_LEN = 4
 SHORTEST_POLY_LEN = 6
 
 
-class GeometryNotSingle(DataError):
-    """An object has exactly one of ``bbox_2d`` and ``poly``."""
-
-    code = "geometry-not-single"
-
-
-class GeometryLength(DataError):
-    """A box is a list of 4 numbers, a polygon one of an even number, at least 6."""
-
-    code = "geometry-length"
-
-
-class PolyPointsMismatch(DataError):
-    """``poly_points`` is allowed with a polygon only, and is the number of its points."""
-
-    code = "poly-points-mismatch"
-
-
-class BinInvalid(DataError):
-    """A coordinate is a whole number 0..999 or a text ``<|coord_0|>`` .. ``<|coord_999|>``."""
-
-    code = "bin-invalid"
-
-
-class BoxWithoutArea(DataError):
-    """A box has x2 > x1 and y2 > y1."""
-
-    code = "box-without-area"
-
-
-class PolyWithoutArea(DataError):
-    """A polygon encloses an area."""
-
-    code = "poly-without-area"
-
-
 _COORD_LITERAL = re.compile(r"<\|coord_(0|[1-9][0-9]{0,2})\|>")
 
 
@@ -73,20 +37,20 @@ def check_geometry(item: dict[str, object], *, key: str, place: str) -> Iterator
     geometry = geometry_of(item)
     if geometry is None:
         problem = f"{place} must have exactly one of bbox_2d and poly"
-        yield GeometryNotSingle(problem, key=key, remedy="Give it one of the two.")
+        yield DataError(problem, code="geometry-not-single", key=key, remedy="Give it one of the two.")
         return
     values = item[geometry]
     if not isinstance(values, list) or not _fits(geometry, len(values)):
         wanted = "4 numbers" if geometry is Geometry.BBOX else "an even number of coordinates, at least 6"
         problem = f"{place}: {geometry} must be a list of {wanted}, but is {values!r}"
-        yield GeometryLength(problem, key=key, remedy="Write x and y of each corner in turn.")
+        yield DataError(problem, code="geometry-length", key=key, remedy="Write x and y of each corner in turn.")
         return
     yield from _check_poly_points(item, key=key, place=place)
     wrong = [value for value in values if read_bin(value) is None]
     if wrong:
         problem = f"{place}: {geometry} holds {wrong[0]!r}, which is no coordinate"
         remedy = "Use whole numbers 0..999 (pixel / (side - 1) * 999, rounded) or <|coord_0|> .. <|coord_999|>."
-        yield BinInvalid(problem, key=key, remedy=remedy)
+        yield DataError(problem, code="bin-invalid", key=key, remedy=remedy)
     else:
         yield from _check_area(geometry, bins_of(values), key=key, place=place)
 
@@ -120,16 +84,20 @@ def _check_poly_points(item: dict[str, Any], *, key: str, place: str) -> Iterato
     if num_points is None or isinstance(given, bool) or given != num_points:
         wanted = "must not stand beside a box" if num_points is None else f"must be {num_points}"
         problem = f"{place}: poly_points {wanted}, but is {given!r}"
-        yield PolyPointsMismatch(problem, key=key, remedy="Correct it, or leave it out.")
+        yield DataError(problem, code="poly-points-mismatch", key=key, remedy="Correct it, or leave it out.")
 
 
 def _check_area(geometry: Geometry, bins: tuple[int, ...], *, key: str, place: str) -> Iterator[DataError]:
     if geometry is Geometry.POLY:
         if twice_area(bins) == 0:
             problem = f"{place}: the polygon {list(bins)} encloses no area"
-            yield PolyWithoutArea(problem, key=key, remedy="Correct its points, or remove the object.")
+            yield DataError(
+                problem, code="poly-without-area", key=key, remedy="Correct its points, or remove the object."
+            )
         return
     left, top, right, bottom = bins
     if right <= left or bottom <= top:
         problem = f"{place}: the box {list(bins)} must have x2 > x1 and y2 > y1"
-        yield BoxWithoutArea(problem, key=key, remedy="Write it as [x1, y1, x2, y2], or remove the object.")
+        yield DataError(
+            problem, code="box-without-area", key=key, remedy="Write it as [x1, y1, x2, y2], or remove the object."
+        )

@@ -26,28 +26,10 @@ _SENT_AS_STORED = ("PNG", "JPEG", "WEBP")
 _16_BITS = 65_535
 
 
-class ImageMissing(DataError):
-    """An image is not a file on this machine."""
-
-    code = "image-missing"
-
-
 class ImageUnreadable(DataError):
     """A file is not an image that Pillow can open."""
 
     code = "image-unreadable"
-
-
-class ImageSizeMismatch(DataError):
-    """The record's width and height are those of the stored image."""
-
-    code = "image-size-mismatch"
-
-
-class ImageTurned(DataError):
-    """An image says in its EXIF data that it is to be turned, which not every reader does."""
-
-    code = "image-turned"
 
 
 def check_image(path: str, *, size: tuple[int, int] | None, key: str) -> Iterator[DataError]:
@@ -56,17 +38,21 @@ def check_image(path: str, *, size: tuple[int, int] | None, key: str) -> Iterato
         found, orientation = read_header(path)
     except FileNotFoundError:
         remedy = "Correct the path; it starts at image_root, or else at the directory of the JSONL file."
-        yield ImageMissing(f"{path} does not exist", key=key, remedy=remedy)
+        yield DataError(f"{path} does not exist", code="image-missing", key=key, remedy=remedy)
         return
     except ImageUnreadable as error:
         yield ImageUnreadable(error.problem, key=key, remedy=error.remedy)
         return
     if orientation != UPRIGHT:
         problem = f"{path} is to be turned (EXIF orientation {orientation})"
-        yield ImageTurned(problem, key=key, remedy="Store the turned pixels, without EXIF orientation.")
+        yield DataError(
+            problem, code="image-turned", key=key, remedy="Store the turned pixels, without EXIF orientation."
+        )
     if size is not None and found != size:
         problem = f"{path} is {found[0]} x {found[1]} pixels, but the record says {size[0]} x {size[1]}"
-        yield ImageSizeMismatch(problem, key=key, remedy="Write the stored image's width and height.")
+        yield DataError(
+            problem, code="image-size-mismatch", key=key, remedy="Write the stored image's width and height."
+        )
 
 
 def orientation_of(image: Image.Image) -> int:

@@ -24,24 +24,6 @@ LAZY_ABOVE = 50_000
 """Lines above which samples are made when they are used, not before; their images are opened then, too."""
 
 
-class DatasetUnreadable(DataError):
-    """The file cannot be read."""
-
-    code = "dataset-unreadable"
-
-
-class DatasetEmpty(DataError):
-    """The file holds no sample."""
-
-    code = "dataset-empty"
-
-
-class LineNotJson(DataError):
-    """A line is not one JSON value in UTF-8, or holds a name twice, or NaN; an empty line is neither."""
-
-    code = "line-not-json"
-
-
 class BadSamples(ErrorList):
     """Everything wrong with a data set; the message shows the first 20 problems and counts the others."""
 
@@ -137,7 +119,7 @@ def load_samples(
 
 
 class JsonlFile:
-    """The records of a file. Errors: ``BadSamples`` of ``DatasetUnreadable`` or ``DatasetEmpty``."""
+    """The records of a file. Errors: ``BadSamples`` of ``dataset-unreadable`` or ``dataset-empty``."""
 
     def __init__(self, path: str | Path, rules: ReadRules) -> None:
         self.path, self.rules = path, rules
@@ -146,9 +128,17 @@ class JsonlFile:
             is_empty = not any(line.strip() for line in self.index)
         except OSError as error:
             remedy = "Name a JSONL file."
-            raise BadSamples([DatasetUnreadable(str(error.strerror), key=str(path), remedy=remedy)]) from error
+            raise BadSamples(
+                [DataError(str(error.strerror), code="dataset-unreadable", key=str(path), remedy=remedy)]
+            ) from error
         if is_empty:
-            raise BadSamples([DatasetEmpty("the file holds no sample", key=str(path), remedy="Write one per line.")])
+            raise BadSamples(
+                [
+                    DataError(
+                        "the file holds no sample", code="dataset-empty", key=str(path), remedy="Write one per line."
+                    )
+                ]
+            )
 
     def eager(self, errors: list[DataError]) -> list[Sample]:
         """All good samples; what is wrong with the others goes to ``errors``."""
@@ -194,7 +184,7 @@ class JsonlFile:
             record = parse_json(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             problem = f"the line is not JSON: {error}" if line.strip() else "the line is empty"
-            return None, [LineNotJson(problem, key=key, remedy="Write one JSON object per line.")]
+            return None, [DataError(problem, code="line-not-json", key=key, remedy="Write one JSON object per line.")]
         return self.rules.read(record, place, key)
 
     def _exists(self, image: str) -> bool:

@@ -7,24 +7,6 @@ from pathlib import Path
 from rollmatch.errors import DataError
 
 
-class FieldUnknown(DataError):
-    """A record or an object holds a field that the contract does not have."""
-
-    code = "field-unknown"
-
-
-class FieldMissing(DataError):
-    """A record lacks one of images, objects, width, height."""
-
-    code = "field-missing"
-
-
-class FieldType(DataError):
-    """A field of a record is of another type than the contract says."""
-
-    code = "field-type"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a record stands. Made by ``load_samples``."""
@@ -49,4 +31,6 @@ def is_side(value: object) -> bool:
 
 def wrong_type(name: str, wanted: str, value: object, key: str) -> DataError:
     """The error about a field of another type."""
-    return FieldType(f"{name} must be {wanted}, but is {value!r}", key=key, remedy="Correct the value.")
+    return DataError(
+        f"{name} must be {wanted}, but is {value!r}", code="field-type", key=key, remedy="Correct the value."
+    )

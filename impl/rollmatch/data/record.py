@@ -7,7 +7,7 @@ from rollmatch.data.chat import check_question, is_chat, messages_of
 from rollmatch.data.desc import check_desc
 from rollmatch.data.fields import check_images, check_metadata, check_names, check_prompting, check_sides
 from rollmatch.data.geometry import bins_of, check_geometry, geometry_of
-from rollmatch.data.place import FieldMissing, FieldType, Place, image_path, wrong_type
+from rollmatch.data.place import Place, image_path, wrong_type
 from rollmatch.errors import DataError
 from rollmatch.records import GroundTruth, Sample
 
@@ -22,12 +22,14 @@ def check_record(record: object, place: Place) -> Iterator[DataError]:
     """Broken rules of one record."""
     if not isinstance(record, dict):
         problem = f"the line holds a {type(record).__name__}, not an object"
-        yield FieldType(problem, key=place.key, remedy='Write {"images": [...], "objects": [...], ...}.')
+        yield DataError(
+            problem, code="field-type", key=place.key, remedy='Write {"images": [...], "objects": [...], ...}.'
+        )
         return
     asks = is_chat(record)
     for name in REQUIRED:
         if name not in record and not (asks and name in WITH_IMAGES):
-            yield FieldMissing(f"there is no {name}", key=place.key, remedy="Add it.")
+            yield DataError(f"there is no {name}", code="field-missing", key=place.key, remedy="Add it.")
     yield from check_names(record, (*REQUIRED, *OPTIONAL), place.key)
     yield from check_sides(record, place.key)
     yield from check_images(record, place, at_least_one=not asks)

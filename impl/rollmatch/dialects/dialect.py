@@ -12,12 +12,6 @@ Post = Callable[[str, object, str], HttpReply]
 """(route without slash at its end, body, content type) -> reply, over a connection of its own."""
 
 
-class DialectUnknown(RolloutError):
-    """A server's routes are those of a dialect that the client speaks."""
-
-    code = "dialect-unknown"
-
-
 class Dialect(Protocol):
     """How prompts are put to a server."""
 
@@ -49,12 +43,13 @@ def find_routes(server: HttpServer, signs: Iterable[frozenset[str]], *, timeout_
 
 
 def name_dialect(server: HttpServer, routes: Mapping[str, str], signs_of: Mapping[str, frozenset[str]]) -> str:
-    """The first dialect of ``signs_of`` whose signs are among the routes. Errors: ``DialectUnknown``."""
+    """The first dialect of ``signs_of`` whose signs are among the routes. Errors: ``dialect-unknown``."""
     for name, signs in signs_of.items():
         if signs <= routes.keys():
             return name
-    raise DialectUnknown(
+    raise RolloutError(
         f"{server.base_url} has the routes {sorted(routes)[:12]}, which are those of no dialect",
+        code="dialect-unknown",
         key=server.base_url,
         remedy="Name the URL of rollmatch serve, swift rollout, trl vllm-serve or vllm serve with its RL routes.",
     )

@@ -13,19 +13,13 @@ TOLERANCE = 1e-3
 QUESTION = "How many?"
 
 
-class LogprobsOfAnotherDistribution(RolloutError):
-    """Returned log-probabilities match the sampling distribution."""
-
-    code = "logprobs-of-another-distribution"
-
-
 def check_logprobs(server: RolloutServer, *, prompt_token_ids: tuple[int, ...]) -> None:
     """Request one token where sampling is cut to a single one, which then is certain, whatever the model thinks.
 
     A model may be certain by itself: so the same is requested once more without that token. Of two tokens, one at least
     is not certain before the cut. ``prompt_token_ids`` are those of ``QUESTION``.
 
-    Errors: ``LogprobsOfAnotherDistribution``, those of ``RolloutServer.infer``.
+    Errors: ``logprobs-of-another-distribution``, those of ``RolloutServer.infer``.
     """
     certain = _ask(server, prompt_token_ids, without=())
     _ask(server, prompt_token_ids, without=certain)
@@ -54,8 +48,9 @@ def _ask(server: RolloutServer, prompt_token_ids: tuple[int, ...], *, without: t
     logprobs = reply.logprobs or ()
     if len(logprobs) != 1 or abs(logprobs[0]) > TOLERANCE:
         problem = f"{logprobs[0]:.3g} for the only token left" if logprobs else "none at all"
-        raise LogprobsOfAnotherDistribution(
+        raise RolloutError(
             f"{server.base_url} returns other log-probabilities than those it samples by: {problem}",
+            code="logprobs-of-another-distribution",
             key=server.base_url,
             remedy="Start vllm serve with --logprobs-mode processed_logprobs.",
         )

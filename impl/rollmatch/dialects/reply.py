@@ -10,18 +10,14 @@ from rollmatch.errors import RolloutError
 FINISH_REASONS = ("stop", "length")
 
 
-class ReplyCountMismatch(RolloutError):
-    """A call is answered with one entry per request."""
-
-    code = "reply-count-mismatch"
-
-
 def entries_of(body: object, *, base_url: str, num_requests: int) -> list[object]:
-    """The entries of a reply, as many as there were requests. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
+    """The entries of a reply, as many as there were requests. Errors: ``ReplyMalformed``, ``reply-count-mismatch``."""
     if not isinstance(body, list):
         raise ReplyMalformed(f"{base_url} answered {type(body).__name__}, not a list of responses", key=base_url)
     if len(body) != num_requests:
-        raise ReplyCountMismatch(f"{base_url} gave {len(body)} answers to {num_requests} requests", key=base_url)
+        raise RolloutError(
+            f"{base_url} gave {len(body)} answers to {num_requests} requests", code="reply-count-mismatch", key=base_url
+        )
     return body
 
 

@@ -71,7 +71,7 @@ class RolloutServer:
         self.watch = settings.watch
 
     def connect(self) -> None:
-        """Wait for health, then find out the dialect. Errors: ``ServerUnreachable``, ``DialectUnknown``."""
+        """Wait for health, then find out the dialect. Errors: ``ServerUnreachable``, ``dialect-unknown``."""
         self.wait_until_healthy(self.settings.timeout_s)
         self.routes = find_routes(self.http, SIGNS.values(), timeout_s=CONTROL_TIMEOUT_S)
         self.dialect = DIALECTS[name_dialect(self.http, self.routes, SIGNS)](self.base_url)
@@ -140,7 +140,7 @@ class RolloutServer:
         """One reply per prompt, in order; ``start`` is the first one's index in the whole list, for messages.
 
         Errors: ``ServerUnreachable``, ``ServerDied``, ``InferTimeout``, ``ServerRefused``, ``ReplyMalformed``,
-        ``ReplyCountMismatch``.
+        ``reply-count-mismatch``.
         """
         span, log = spelled(start, start + len(prompts)), log or CallLog()
         log.note(prompts, start=start)

@@ -12,24 +12,6 @@ from rollmatch.errors import TargetError
 Item = TypeVar("Item")
 
 
-class ContinuationOutdated(TargetError):
-    """A continuation is written by the policy version that wrote the response."""
-
-    code = "continuation-outdated"
-
-
-class ContinuationMisaligned(TargetError):
-    """There is one continuation per request, in order, and it starts with the ids of its state."""
-
-    code = "continuation-misaligned"
-
-
-class ContinuationTooLong(TargetError):
-    """A continuation keeps within the token limit that is left after its state."""
-
-    code = "continuation-too-long"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuationRequest:
     """One continuation to be sampled."""
@@ -82,7 +64,7 @@ class Waves:
     def draw(self, num_wanted: Mapping[State, int]) -> None:
         """Sample until every state has as many continuations as some rank wants; one wave, called by all ranks.
 
-        Errors: ``ContinuationOutdated``, ``ContinuationMisaligned``, ``ContinuationTooLong``.
+        Errors: ``continuation-outdated``, ``continuation-misaligned``, ``continuation-too-long``.
         """
         wanted: dict[State, int] = {}
         for part in self.ranks.gather(list(num_wanted.items())):
@@ -104,7 +86,9 @@ class Waves:
         """Continuations of this rank's own requests, checked."""
         made = self.continuer.continue_states(requests)
         if len(made) != len(requests):
-            raise ContinuationMisaligned(f"{len(made)} for {len(requests)} requests", key="continuations")
+            raise TargetError(
+                f"{len(made)} for {len(requests)} requests", code="continuation-misaligned", key="continuations"
+            )
         for request, trajectory in zip(requests, made):
             check_continuation(request.state, trajectory, max_new_tokens=self.continuer.max_new_tokens)
         return made
@@ -125,15 +109,20 @@ def check_continuation(state: State, made: Trajectory, *, max_new_tokens: int) -
     """Raise the error of the rule that a continuation breaks."""
     key = state.sample.origin
     if made.policy_version != state.policy_version:
-        raise ContinuationOutdated(
+        raise TargetError(
             f"version {made.policy_version} continued a response of version {state.policy_version}",
+            code="continuation-outdated",
             key=key,
             remedy="Nothing may sync between a response and its values.",
         )
     if made.token_ids[: state.position] != state.prefix_token_ids or len(made.token_ids) <= state.position:
-        raise ContinuationMisaligned("it does not begin with its state's ids, or adds none", key=key)
+        raise TargetError(
+            "it does not begin with its state's ids, or adds none", code="continuation-misaligned", key=key
+        )
     if len(made.token_ids) > max_new_tokens:
-        raise ContinuationTooLong(f"{len(made.token_ids)} ids, the limit is {max_new_tokens}", key=key)
+        raise TargetError(
+            f"{len(made.token_ids)} ids, the limit is {max_new_tokens}", code="continuation-too-long", key=key
+        )
 
 
 def seed_of(state: State, *, index: int, run_seed: int, step: int) -> int:

@@ -58,36 +58,6 @@ class EnvironmentUnknown(ConfigError):
     code = "environment-unknown"
 
 
-class EnvironmentMisfit(ConfigError):
-    """An environment can be made from its options, and has reset, clone, step and fingerprint."""
-
-    code = "environment-misfit"
-
-
-class EnvironmentFailed(TargetError):
-    """An environment answers every action: what is no action it refuses by ``ActionUnparsable``."""
-
-    code = "environment-failed"
-
-
-class ObservationNotText(TargetError):
-    """What an environment shows is a text."""
-
-    code = "observation-not-text"
-
-
-class StepMalformed(TargetError):
-    """A step is answered by a text, a finite number and two truth values."""
-
-    code = "step-malformed"
-
-
-class CloneDiffers(TargetError):
-    """A clone has the fingerprint of what it was cloned from."""
-
-    code = "clone-differs"
-
-
 class ActionUnparsable(TargetError):
     """The policy's turn is not an action. Raised by environments; it ends the episode."""
 
@@ -125,7 +95,7 @@ class StepResult(NamedTuple):
 def load_environment(name: str, options: Mapping[str, object], *, key: str) -> MakeEnvironment:
     """Import ``module:Class``; modules of the working directory are found, too. It is made once, to see that it can be.
 
-    Classes of gymnasium's and verifiers' forms are wrapped. Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``.
+    Classes of gymnasium's and verifiers' forms are wrapped. Errors: ``EnvironmentUnknown``, ``environment-misfit``.
     """
     named = load_named(name, key=key, kind="Class", refuse=EnvironmentUnknown)
     make = partial(named, **options)
@@ -134,7 +104,9 @@ def load_environment(name: str, options: Mapping[str, object], *, key: str) -> M
     try:
         made = make()
     except Exception as error:  # the user's code may raise anything; the cause is kept
-        raise EnvironmentMisfit(f"{name}: {type(error).__name__}: {error}", key=key, remedy=remedy) from error
+        raise ConfigError(
+            f"{name}: {type(error).__name__}: {error}", code="environment-misfit", key=key, remedy=remedy
+        ) from error
     _refuse_v1(name, made, key=key)
     if is_gymnasium_like(made):
         return partial(GymnasiumEnvironment, make)
@@ -142,7 +114,7 @@ def load_environment(name: str, options: Mapping[str, object], *, key: str) -> M
         return partial(VerifiersEnvironment, OncePerProcess(make))
     missing = [method for method in METHODS if not callable(getattr(made, method, None))]
     if missing:
-        raise EnvironmentMisfit(f"{name} has no {', '.join(missing)}", key=key, remedy=remedy)
+        raise ConfigError(f"{name} has no {', '.join(missing)}", code="environment-misfit", key=key, remedy=remedy)
     return make
 
 
@@ -151,7 +123,7 @@ def _refuse_v1(name: str, made: object, *, key: str) -> None:
         version = import_module("verifiers").__version__
         problem = f"{name} is of verifiers.v1 (verifiers {version}), whose harness runs a whole rollout by itself"
         remedy = "Name an environment of verifiers 0.1.x, or let verifiers roll out against /v1 of rollmatch serve."
-        raise EnvironmentMisfit(problem, key=key, remedy=remedy)
+        raise ConfigError(problem, code="environment-misfit", key=key, remedy=remedy)
 
 
 def generator_of(*values: object) -> np.random.Generator:
@@ -167,7 +139,7 @@ def generator_of(*values: object) -> np.random.Generator:
 def begin(make: MakeEnvironment, sample: Sample, *, run_seed: int) -> tuple[Environment, str]:
     """An environment at its beginning, and what it shows; the same whenever it is begun for a sample of a run.
 
-    Errors: ``EnvironmentFailed``, ``ObservationNotText``, ``CloneDiffers``.
+    Errors: ``environment-failed``, ``observation-not-text``, ``clone-differs``.
     """
     made = make()
     with _Telling(sample.origin, "reset"):
@@ -175,10 +147,12 @@ def begin(make: MakeEnvironment, sample: Sample, *, run_seed: int) -> tuple[Envi
         twin = made.clone(generator_of())
         alike = made.fingerprint() == twin.fingerprint()
     if not isinstance(observation, str):
-        raise ObservationNotText(f"reset returned {observation!r}", key=sample.origin, remedy="Return a text.")
+        raise TargetError(
+            f"reset returned {observation!r}", code="observation-not-text", key=sample.origin, remedy="Return a text."
+        )
     if not alike:
         problem = f"{twin.fingerprint()!r} was cloned from {made.fingerprint()!r}"
-        raise CloneDiffers(problem, key=sample.origin, remedy="Copy the whole state in clone.")
+        raise TargetError(problem, code="clone-differs", key=sample.origin, remedy="Copy the whole state in clone.")
     return made, observation
 
 
@@ -196,7 +170,7 @@ def show(
 
 
 def take_step(environment: Environment, action: str, *, key: str) -> StepResult:
-    """One step, its answer checked. Errors: ``ActionUnparsable``, ``EnvironmentFailed``, ``StepMalformed``."""
+    """One step, its answer checked. Errors: ``ActionUnparsable``, ``environment-failed``, ``step-malformed``."""
     with _Telling(key, f"step({action!r})"):
         outcome = environment.step(action)
     parts = outcome if isinstance(outcome, tuple | list) and len(outcome) >= 4 else (None,) * 4
@@ -204,7 +178,7 @@ def take_step(environment: Environment, action: str, *, key: str) -> StepResult:
     is_number = isinstance(reward, int | float | np.number) and math.isfinite(float(reward))
     if not isinstance(observation, str) or not is_number or not all(isinstance(end, bool | np.bool_) for end in ends):
         remedy = "Return (observation, reward, terminated, truncated): a text, a finite number, two truth values."
-        raise StepMalformed(f"step({action!r}) returned {outcome!r}", key=key, remedy=remedy)
+        raise TargetError(f"step({action!r}) returned {outcome!r}", code="step-malformed", key=key, remedy=remedy)
     return StepResult(observation, float(reward), bool(ends[0]), bool(ends[1]))
 
 
@@ -221,4 +195,4 @@ class _Telling:
         if isinstance(error, Exception) and not isinstance(error, ActionUnparsable):
             problem = f"{self.call}: {type(error).__name__}: {error}"
             remedy = "Correct the environment; it refuses what is no action by ActionUnparsable."
-            raise EnvironmentFailed(problem, key=self.key, remedy=remedy) from error
+            raise TargetError(problem, code="environment-failed", key=self.key, remedy=remedy) from error

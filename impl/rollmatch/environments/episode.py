@@ -7,9 +7,9 @@ limit; the ids of the observation follow it, and belong to no turn.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rollmatch.environments.continuation import ContinuationOutdated
 from rollmatch.environments.environment import ActionUnparsable, Environment, generator_of, take_step
 from rollmatch.environments.trajectory import State, Trajectory, Turn
+from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
 
@@ -65,11 +65,12 @@ class Episode:
     def take(self, rollout: Rollout) -> None:
         """The rest of the turn under way, and the environment's answer to it.
 
-        Errors: ``ContinuationOutdated``, and those of ``take_step``.
+        Errors: ``continuation-outdated``, and those of ``take_step``.
         """
         if rollout.policy_version != self.policy_version:
-            raise ContinuationOutdated(
+            raise TargetError(
                 f"version {rollout.policy_version} wrote a turn where version {self.policy_version} had begun",
+                code="continuation-outdated",
                 key=self.sample.origin,
                 remedy="Nothing may sync while an episode is played.",
             )

@@ -12,12 +12,6 @@ Cuts = tuple[int, ...]
 """[S + 1] ascending step bounds of a trajectory, from 0 to its length; step i is ``token_ids[cuts[i]:cuts[i + 1]]``."""
 
 
-class StepsDoNotTile(TargetError):
-    """The steps of a trajectory cover it completely and without overlap."""
-
-    code = "steps-do-not-tile"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """A part of a trajectory that the policy wrote; what lies between turns was written by an environment."""
@@ -144,17 +138,18 @@ def state_at(trajectory: Trajectory, position: int) -> State:
 
 
 def states_of(trajectory: Trajectory, cuts: Cuts) -> tuple[State, ...]:
-    """[S] the state before each step; the end of a response is none, its value is 0. Errors: ``StepsDoNotTile``."""
+    """[S] the state before each step; the end of a response is none, its value is 0. Errors: ``steps-do-not-tile``."""
     check_cuts(trajectory, cuts)
     return tuple(state_at(trajectory, start) for start in cuts[:-1])
 
 
 def check_cuts(trajectory: Trajectory, cuts: Cuts) -> None:
-    """Raise ``StepsDoNotTile`` unless the cuts go from 0 to the end in ascending order."""
+    """Raise ``steps-do-not-tile`` unless the cuts go from 0 to the end in ascending order."""
     whole = len(trajectory.token_ids)
     if len(cuts) < 2 or cuts[0] != 0 or cuts[-1] != whole or any(a >= b for a, b in pairwise(cuts)):
-        raise StepsDoNotTile(
+        raise TargetError(
             f"cuts {cuts[:6]}... do not tile {whole} ids",
+            code="steps-do-not-tile",
             key=trajectory.sample.origin,
             remedy="A splitter gives 0, the start of each further step, and the length.",
         )

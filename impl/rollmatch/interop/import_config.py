@@ -56,7 +56,7 @@ class Imported:
 
 
 def import_config(options: argparse.Namespace) -> None:
-    """Print or write our YAML. Errors: ``SourceUnreadable``, ``import-batch``, ``import-uneven``."""
+    """Print or write our YAML. Errors: ``import-source-unreadable``, ``import-batch``, ``import-uneven``."""
     kind, fields = read_source(options.source)
     text = convert(kind, fields).text()
     if options.out:

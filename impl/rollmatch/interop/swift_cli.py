@@ -63,7 +63,8 @@ def serve_by_swift(
 ) -> int:
     """Start ms-swift's server of a YAML, as ``rollmatch.launch.rollout_server.serve`` starts ours.
 
-    Errors: those of the configuration, ``gpu-count-mismatch``, ``server-not-named``, ``PortInUse``, ``swift-missing``.
+    Errors: those of the configuration, ``gpu-count-mismatch``, ``server-not-named``, ``port-in-use``,
+    ``swift-missing``.
     """
     config = with_local_model(load_config(path, overrides))
     check_model(config)

@@ -20,14 +20,8 @@ import psutil
 from rollmatch.errors import LaunchError
 
 
-class GpuListInvalid(LaunchError):
-    """``--gpus`` is a list of different GPUs, by their numbers or by the names the driver gives them."""
-
-    code = "gpu-list-invalid"
-
-
 def parse_gpus(text: str) -> tuple[str, ...]:
-    """The list behind ``--gpus``. Errors: ``GpuListInvalid``.
+    """The list behind ``--gpus``. Errors: ``gpu-list-invalid``.
 
     >>> parse_gpus("0,1, 2")
     ('0', '1', '2')
@@ -36,7 +30,12 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     odd = [gpu for gpu in gpus if not re.fullmatch(r"\d+|(GPU|MIG)-[\w-]+", gpu)]
     if odd or len(set(gpus)) < len(gpus):
         problem = f"{odd[0]!r} is not a GPU" if odd else f"{text!r} names a GPU twice"
-        raise GpuListInvalid(problem, key="--gpus", remedy="Write numbers with commas between them, such as 0,1,2.")
+        raise LaunchError(
+            problem,
+            code="gpu-list-invalid",
+            key="--gpus",
+            remedy="Write numbers with commas between them, such as 0,1,2.",
+        )
     return gpus
 
 

@@ -45,7 +45,7 @@ def serve(
     """Start the server of a YAML; returns only from a dry run, which prints the command.
 
     On a machine without GPUs ``gpus`` counts replicas. Errors: the configuration's, ``gpu-count-mismatch``,
-    ``server-not-named``, ``PortInUse``.
+    ``server-not-named``, ``port-in-use``.
     """
     typed = load_config(path, overrides)
     config = with_local_model(typed)
@@ -55,7 +55,7 @@ def serve(
 
 
 def start(command: Command, config: RunConfig, server_index: int | None, *, dry_run: bool) -> int:
-    """Become the server, or print its command. Errors: ``server-not-named``, ``PortInUse``."""
+    """Become the server, or print its command. Errors: ``server-not-named``, ``port-in-use``."""
     if not dry_run:
         bind_http(config.custom.extra.rollout_server.host, port_of(config, server_index)).close()
         become(command)

@@ -22,7 +22,7 @@ _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE_MIB"
 def vllm_serve(options: argparse.Namespace) -> int:
     """Become the server; returns only from a dry run.
 
-    Errors: ``model-directory-missing``, ``OpenWithoutKey``, ``PortInUse``.
+    Errors: ``model-directory-missing``, ``open-without-key``, ``port-in-use``.
     """
     settings = make_settings(options, on_gpu=has_gpu())
     check_exposure(settings)

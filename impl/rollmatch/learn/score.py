@@ -49,7 +49,7 @@ def score_segments(
 
 @torch.no_grad()
 def score_without_adapters(model: nn.Module, inputs: dict[str, object], score: Score, scoring: Scoring) -> Tensor:
-    """What ``score`` makes of the logits of a pass without adapters and dropout. Errors: ``ReferenceMissing``."""
+    """What ``score`` makes of the logits of a pass without adapters and dropout. Errors: ``reference-missing``."""
     training = model.training
     model.eval()
     try:

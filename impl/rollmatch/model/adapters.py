@@ -29,18 +29,6 @@ _COPIES = ".modules_to_save."
 """Part of the names of peft's trained copies of modules."""
 
 
-class AdapterNotMergeable(SyncError):
-    """An adapter is no change of weights, or of a kind that is not merged where ranks share them."""
-
-    code = "adapter-not-mergeable"
-
-
-class TiedHeadAdapted(ConfigError):
-    """An adapter changes the output head or the embedding, which are one weight: merged, they would be two."""
-
-    code = "tied-head-adapted"
-
-
 def is_adapted(model: nn.Module) -> bool:
     """Whether this is peft's wrapper."""
     peft: Any = sys.modules.get("peft")  # where it was never loaded, nothing is adapted
@@ -83,7 +71,7 @@ def is_of_adapter(name: str, layers: frozenset[str]) -> bool:
 
 
 def check_mergeable(model: nn.Module) -> None:
-    """Raise where adapters are no change of plain weights. Errors: ``AdapterNotMergeable``, ``TiedHeadAdapted``."""
+    """Raise where adapters are no change of plain weights. Errors: ``adapter-not-mergeable``, ``tied-head-adapted``."""
     if not is_adapted(model):
         return
     from peft.tuners.tuners_utils import BaseTuner
@@ -92,14 +80,20 @@ def check_mergeable(model: nn.Module) -> None:
     if not isinstance(adapted.base_model, BaseTuner):
         kind = adapted.peft_config[adapted.active_adapter].peft_type
         problem = f"an adapter of type {getattr(kind, 'value', kind)} changes no weights"
-        raise AdapterNotMergeable(problem, key="model.adapter", remedy="Use LoRA, or another kind that can be merged.")
+        raise SyncError(
+            problem,
+            code="adapter-not-mergeable",
+            key="model.adapter",
+            remedy="Use LoRA, or another kind that can be merged.",
+        )
     base: Any = base_of(model)
     head, embedding = (getattr(base, f"get_{end}put_embeddings", lambda: None)() for end in ("out", "in"))
     if head is None or embedding is None or _own_weight(head) is not _own_weight(embedding):
         return
     if _effect_on(head) != _effect_on(embedding):
-        raise TiedHeadAdapted(
+        raise ConfigError(
             "the output head and the embedding are one weight, and an adapter changes one of the two",
+            code="tied-head-adapted",
             key="tuner",
             remedy="Adapt neither, or both alike: the embedding by trainable_token_indices or modules_to_save.",
         )
@@ -134,7 +128,7 @@ def _is_layer(module: nn.Module) -> bool:
 
 def adapted_sources(model: nn.Module, kept: Mapping[str, Tensor], *, to_first: bool) -> Iterator[Source]:
     """Of the weights in ``kept`` (a tied head is not among them), those that adapters replace. Errors:
-    ``AdapterNotMergeable``, ``TiedHeadAdapted``.
+    ``adapter-not-mergeable``, ``tied-head-adapted``.
     """
     layers = adapter_layers(model)
     if not layers and not is_adapted(model):
@@ -156,7 +150,7 @@ def adapted_sources(model: nn.Module, kept: Mapping[str, Tensor], *, to_first: b
     for key, layer in innermost.items():
         if split:
             problem = f"{type(layer).__name__} cannot be merged while ranks share the weights"
-            raise AdapterNotMergeable(problem, key=key, remedy="Set training.strategy to ddp.")
+            raise SyncError(problem, code="adapter-not-mergeable", key=key, remedy="Set training.strategy to ddp.")
         for name, weight in layer.get_base_layer().named_parameters():
             if f"{key}.{name}" in kept:
                 yield f"{key}.{name}", meta_of(weight), partial(_merged_by_peft, layer, name, key)
@@ -229,13 +223,13 @@ def _actives_of(layer: "LoraLayer") -> list[str]:
 
 
 def _merged_by_peft(layer: Any, name: str, key: str) -> Tensor:
-    """A parameter of the layer's base with what the forward pass adds. Errors: ``AdapterNotMergeable``."""
+    """A parameter of the layer's base with what the forward pass adds. Errors: ``adapter-not-mergeable``."""
     try:
         return cast("Tensor", _merged_base(layer).get_parameter(name)).detach()
     except (NotImplementedError, AttributeError, RuntimeError, ValueError, TypeError) as error:
         problem = f"peft cannot merge {type(layer).__module__}.{type(layer).__name__}: {error}"
         remedy = "Leave the adapter out of this module, or use another kind."
-        raise AdapterNotMergeable(problem, key=key, remedy=remedy) from error
+        raise SyncError(problem, code="adapter-not-mergeable", key=key, remedy=remedy) from error
 
 
 def _merged_base(layer: Any) -> nn.Module:

@@ -27,12 +27,6 @@ SCALES = ((1, 0.6), (10, 0.4))
 """Times that the path is walked from bin 0 to bin 999, and the weight of that walk."""
 
 
-class CoordTokensPresent(ConfigError):
-    """The coordinate tokens are added to a tokenizer that has none of them."""
-
-    code = "coord-tokens-present"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedCoordinates:
     """What was added."""
@@ -48,14 +42,15 @@ class AddedCoordinates:
 
 
 def add_tokens(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """[1000] ids of the added tokens, by bin. Errors: ``CoordTokensPresent``."""
+    """[1000] ids of the added tokens, by bin. Errors: ``coord-tokens-present``."""
     from tokenizers import AddedToken
 
     literals, present = [coord_token(k) for k in range(NUM_BINS)], tokenizer.get_vocab()
     known = [literal for literal in literals if literal in present]
     if known:
-        raise CoordTokensPresent(
+        raise ConfigError(
             f"the tokenizer has {len(known)} of the {NUM_BINS} coordinate tokens, first {known[0]}",
+            code="coord-tokens-present",
             key="MODEL",
             remedy="Train this model as it is, or name the model that it was made from.",
         )

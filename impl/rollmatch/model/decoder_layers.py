@@ -19,19 +19,14 @@ GRAPH_LIMIT = 64
 more x kinds of layers. torch's default of 8 is too few."""
 
 
-class LayersNotFound(LearnError):
-    """The language model has no list of decoder layers."""
-
-    code = "layers-not-found"
-
-
 def decoder_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
-    """The decoder layers of the language model, in order. Errors: ``LayersNotFound``."""
+    """The decoder layers of the language model, in order. Errors: ``layers-not-found``."""
     layers = getattr(model.get_decoder(), "layers", None)
     found = [layer for layer in layers or () if isinstance(layer, GradientCheckpointingLayer)]
     if not found:
-        raise LayersNotFound(
+        raise LearnError(
             f"{type(model).__name__} has no decoder layers that transformers can checkpoint",
+            code="layers-not-found",
             key="training.compile_layers",
             remedy="Set training.compile_layers to false and training.gradient_checkpointing to true or false.",
         )
@@ -42,7 +37,7 @@ def compile_layers(model: PreTrainedModel, *, backend: str = "inductor") -> int:
     """Compile each decoder layer for sequences of any length; return the number of layers.
 
     Call it after adapters were added and weights frozen, before DDP. Compilation itself happens in the first forward
-    and backward pass. Errors: ``LayersNotFound``.
+    and backward pass. Errors: ``layers-not-found``.
     """
     layers = decoder_layers(model)
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPH_LIMIT)

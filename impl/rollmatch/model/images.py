@@ -33,12 +33,6 @@ MOST_THREADS = 8
 Prepared = TypeVar("Prepared")
 
 
-class PlaceholdersMisfit(ConfigError):
-    """A prompt holds one image placeholder per image."""
-
-    code = "placeholders-misfit"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFeatures:
     """Images of one segment. Made by ``ImageProcessing``, read by ``rollout.backend`` and ``learn.batch``."""
@@ -271,7 +265,7 @@ def placeholder_ids(directory: str | Path, processor: Any) -> tuple[int, ...]:
 def expand_placeholders(
     prompt_token_ids: Sequence[int], expansions: Sequence[Sequence[int]], *, placeholder_id: int
 ) -> tuple[int, ...]:
-    """Replace the i-th placeholder by ``expansions[i]``. Errors: ``PlaceholdersMisfit``.
+    """Replace the i-th placeholder by ``expansions[i]``. Errors: ``placeholders-misfit``.
 
     >>> expand_placeholders([5, 99, 6, 99, 7], [(99, 99), (1, 99, 2)], placeholder_id=99)
     (5, 99, 99, 6, 1, 99, 2, 7)
@@ -285,11 +279,12 @@ def expand_placeholders(
 
 
 def check_placeholders(prompt_token_ids: Sequence[int], num_images: int, *, placeholder_id: int) -> None:
-    """One placeholder per image. Errors: ``PlaceholdersMisfit``."""
+    """One placeholder per image. Errors: ``placeholders-misfit``."""
     num_placeholders = sum(token_id == placeholder_id for token_id in prompt_token_ids)
     if num_placeholders != num_images:
-        raise PlaceholdersMisfit(
+        raise ConfigError(
             f"the prompt holds {num_placeholders} image placeholders for {num_images} images",
+            code="placeholders-misfit",
             key="custom.prompts",
             remedy="Take the placeholder's literal out of the prompts: the chat template writes one per image.",
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rollmatch.config.files import quantized
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.errors import ConfigError
-from rollmatch.model.adapters import TiedHeadAdapted, check_mergeable, is_adapted
+from rollmatch.model.adapters import check_mergeable, is_adapted
 from rollmatch.model.parts import freeze
 from rollmatch.model.sharding import changeable, is_sharded, meta_of
 from rollmatch.model.vocabulary import Vocabulary
@@ -25,24 +25,6 @@ ADAPTABLE = (nn.Linear, nn.Conv2d, nn.Conv3d)
 """Modules that may get an adapter."""
 LARGE_VOCABULARY = 32_768
 """Ids from which on logits are worth avoiding on a CPU, too."""
-
-
-class NothingToTrain(ConfigError):
-    """Some weight must be left to learn."""
-
-    code = "nothing-to-train"
-
-
-class AdapterTargetsNothing(ConfigError):
-    """An adapter's regular expression matches at least one module."""
-
-    code = "adapter-targets-nothing"
-
-
-class ReferenceMissing(ConfigError):
-    """The policy before training is the policy without its adapters."""
-
-    code = "reference-missing"
 
 
 def load_policy(
@@ -94,7 +76,7 @@ def _continues(config: ModelConfig, tuner: TunerConfig) -> bool:
 def prepare(model: nn.Module, tuner: TunerConfig) -> nn.Module:
     """Freeze and adapt a model; one that brings an adapter to train further stays as it is.
 
-    Errors: ``AdapterTargetsNothing``, ``NothingToTrain``, ``TiedHeadAdapted``, those of ``freeze``.
+    Errors: ``adapter-targets-nothing``, ``nothing-to-train``, ``tied-head-adapted``, those of ``freeze``.
     """
     if is_adapted(model):
         return model
@@ -102,7 +84,12 @@ def prepare(model: nn.Module, tuner: TunerConfig) -> nn.Module:
     if tuner.train_type == "lora":
         model = _adapt(model, tuner)
     if not any(weight.requires_grad for weight in model.parameters()):
-        raise NothingToTrain("every weight is frozen", key="tuner", remedy="Leave one of the freeze_* keys false.")
+        raise ConfigError(
+            "every weight is frozen",
+            code="nothing-to-train",
+            key="tuner",
+            remedy="Leave one of the freeze_* keys false.",
+        )
     return model
 
 
@@ -139,14 +126,15 @@ def count_weights(model: nn.Module) -> tuple[int, int]:
 def without_adapters(model: nn.Module, *, wanted: bool) -> Iterator[None]:
     """The policy as its adapters found it, while this lasts; a wrapper (DDP) may stand around it.
 
-    Errors: ``ReferenceMissing``, where there are no adapters to leave out.
+    Errors: ``reference-missing``, where there are no adapters to leave out.
     """
     adapted = next((module for module in model.modules() if is_adapted(module)), None)
     if not wanted:
         yield
     elif adapted is None:
-        raise ReferenceMissing(
+        raise ConfigError(
             "the policy has no adapters, and no other copy of it is kept",
+            code="reference-missing",
             key="tuner.train_type",
             remedy="Set it to lora, or set beta to 0, which needs no reference.",
         )
@@ -161,8 +149,9 @@ def _adapt(model: nn.Module, tuner: TunerConfig) -> "PeftModel":
     names = [name for name, module in model.named_modules() if isinstance(module, ADAPTABLE)]
     wanted = [name for name in names if _is_wanted(name, model, tuner)]
     if not wanted:
-        raise AdapterTargetsNothing(
+        raise ConfigError(
             f"no unfrozen module matches {tuner.target_regex!r}" if tuner.target_regex else "every module is frozen",
+            code="adapter-targets-nothing",
             key="tuner.target_regex",
             remedy=f"The whole name must match, for example {names[0] if names else 'a linear layer'}.",
         )
@@ -202,7 +191,7 @@ def _trained_tokens(model: nn.Module, tuner: TunerConfig) -> list[int] | dict[st
 
 
 def _check_patterns(model: nn.Module, wanted: Sequence[str], tuner: TunerConfig) -> None:
-    """peft ignores a name that matches nothing. Errors: ``AdapterTargetsNothing``."""
+    """peft ignores a name that matches nothing. Errors: ``adapter-targets-nothing``."""
     patterns = [("rank_pattern", name) for name in tuner.rank_pattern]
     patterns += [("alpha_pattern", name) for name in tuner.alpha_pattern]
     missed = [(key, name) for key, name in patterns if not any(re.search(rf"(^|\.)({name})$", w) for w in wanted)]
@@ -211,7 +200,7 @@ def _check_patterns(model: nn.Module, wanted: Sequence[str], tuner: TunerConfig)
     missed += [("modules_to_save", name) for name in saved if not any(module.endswith(name) for module in modules)]
     for key, name in missed:
         problem, remedy = f"{name!r} matches no module", f"Use the end of a module's name, such as {wanted[0]}."
-        raise AdapterTargetsNothing(problem, key=f"tuner.{key}", remedy=remedy)
+        raise ConfigError(problem, code="adapter-targets-nothing", key=f"tuner.{key}", remedy=remedy)
 
 
 def _is_tied(model: nn.Module) -> bool:
@@ -235,8 +224,9 @@ def _check_head(model: nn.Module, wanted: Sequence[str]) -> None:
     head = _head_of(model)
     named = [name for name in wanted if model.get_submodule(name) is head]
     if named:
-        raise TiedHeadAdapted(
+        raise ConfigError(
             f"{named[0]} shares its weight with the embedding",
+            code="tied-head-adapted",
             key="tuner.target_regex",
             remedy=f"Let the expression match other modules only, for example (?!{named[0]}$).*",
         )

@@ -9,18 +9,6 @@ from rollmatch.errors import DataError, RollmatchError, RolloutError
 from rollmatch.records import Sample
 
 
-class PromptNotRendered(DataError):
-    """The chat template failed for a sample."""
-
-    code = "prompt-not-rendered"
-
-
-class ImageNotProcessed(DataError):
-    """The model's processor failed for the images of a sample."""
-
-    code = "image-not-processed"
-
-
 class PromptMismatch(RolloutError):
     """The engine saw another prompt than the one the learner would teach on."""
 
@@ -29,7 +17,7 @@ class PromptMismatch(RolloutError):
 
 @contextmanager
 def processing(sample: Sample) -> Iterator[None]:
-    """Name the sample whose image a processor refuses: each has limits of its own. Errors: ``ImageNotProcessed``."""
+    """Name the sample whose image a processor refuses: each has limits of its own. Errors: ``image-not-processed``."""
     try:
         yield
     except RollmatchError as error:
@@ -39,7 +27,7 @@ def processing(sample: Sample) -> Iterator[None]:
     except Exception as error:
         problem = f"the model's processor fails for its image: {type(error).__name__}: {error}"
         remedy = "Leave the sample out, or cut the image: its sides may be too short, or too different."
-        raise ImageNotProcessed(problem, key=sample.origin, remedy=remedy) from error
+        raise DataError(problem, code="image-not-processed", key=sample.origin, remedy=remedy) from error
 
 
 def own_messages(sample: Sample) -> list[dict[str, object]]:

@@ -13,39 +13,26 @@ from typing import Any
 from PIL import Image
 
 from rollmatch.data.image import read_header, rgb_of, unreadable
-from rollmatch.errors import ConfigError
+from rollmatch.errors import ConfigError, DataError
 from rollmatch.model.images import (
     NO_IMAGES,
     ImageFeatures,
     ImagePreparation,
     ImageProcessing,
-    PlaceholdersMisfit,
     check_placeholders,
     expand_placeholders,
     placeholder_ids,
 )
 from rollmatch.model.overlong import cut_left
-from rollmatch.model.sample_prompts import PromptNotRendered, describe_mismatch, own_messages, processing
+from rollmatch.model.sample_prompts import describe_mismatch, own_messages, processing
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
-
-
-class ImagesNotSupported(ConfigError):
-    """The model directory says how images are prepared."""
-
-    code = "images-not-supported"
 
 
 class PromptUncuttable(ConfigError):
     """A prompt that is to be cut has enough text beside its framing and images."""
 
     code = "prompt-too-long"
-
-
-class TurnsNotRendered(ConfigError):
-    """The chat template writes a message of the user's behind one of the assistant's, both as they are."""
-
-    code = "turns-not-rendered"
 
 
 NO_ID = -1
@@ -112,7 +99,7 @@ class Template:
         """[P'] the prompt with one placeholder per image, ready for the assistant's first token.
 
         Errors: ``PromptUncuttable``, where ``max_prompt_len`` is less than framing and images need;
-        ``PromptNotRendered``, ``ImageNotProcessed``, ``ImageUnreadable``.
+        ``prompt-not-rendered``, ``image-not-processed``, ``ImageUnreadable``.
         """
         ids, limit = self.vocabulary.encode(self._render(sample)), self.options.max_prompt_len
         num_excess = 0 if limit is None else len(ids) + self._growth_of(sample, ids) - limit
@@ -130,7 +117,7 @@ class Template:
         except Exception as error:  # a template may do anything to what it is given
             problem = f"the chat template fails: {type(error).__name__}: {error}"
             remedy = "Correct its messages and tools, or give the model another template."
-            raise PromptNotRendered(problem, key=sample.origin, remedy=remedy) from error
+            raise DataError(problem, code="prompt-not-rendered", key=sample.origin, remedy=remedy) from error
 
     def _chat_text(self, messages: list[dict[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         text: str = self.tokenizer.apply_chat_template(
@@ -141,7 +128,7 @@ class Template:
     def reply_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
         """What a chat holds between two turns of the assistant where the user says ``text``; ids of turns stay theirs.
 
-        ``is_stopped``: the stop token ended the turn before, and is not written again. Errors: ``TurnsNotRendered``.
+        ``is_stopped``: the stop token ended the turn before, and is not written again. Errors: ``turns-not-rendered``.
         """
         roles = (("user", "?"), ("assistant", WRITTEN), ("user", text))
         chat = [{"role": role, "content": content} for role, content in roles]
@@ -150,7 +137,7 @@ class Template:
         if not mark or text.strip() not in after:
             problem = "the chat template does not write a second message of the user's behind the assistant's"
             remedy = "Set custom.extra.environment.observations to text, or give the model another template."
-            raise TurnsNotRendered(problem, key="model.model", remedy=remedy)
+            raise ConfigError(problem, code="turns-not-rendered", key="model.model", remedy=remedy)
         ids = self.vocabulary.encode(after)
         return ids[1:] if is_stopped and ids[:1] == (self.vocabulary.stop_id,) else ids
 
@@ -180,21 +167,34 @@ class Template:
         return limit is not None and self.prompt_length(sample) > limit
 
     def image_size(self, sample: Sample) -> tuple[int, int]:
-        """Width and height in pixels of a sample's first image as the model gets it. Errors: ``ImagesNotSupported``."""
+        """Width and height in pixels of a sample's first image as the model gets it.
+
+        Errors: ``images-not-supported``.
+        """
         if self.images is None or not sample.images:
-            raise ImagesNotSupported("there is no image to measure", key=sample.origin, remedy="Take a vision model.")
+            raise ConfigError(
+                "there is no image to measure",
+                code="images-not-supported",
+                key=sample.origin,
+                remedy="Take a vision model.",
+            )
         with processing(sample):
             return self.images.resized(read_header(sample.images[0])[0])
 
     def image_features(self, sample: Sample) -> ImageFeatures:
         """Tensors and tokens of a sample's images.
 
-        Errors: ``ImagesNotSupported``, ``ImageUnreadable``, ``ImageNotProcessed``.
+        Errors: ``images-not-supported``, ``ImageUnreadable``, ``image-not-processed``.
         """
         if not sample.images:
             return NO_IMAGES
         if self.images is None:
-            raise ImagesNotSupported("the model takes no images", key=sample.origin, remedy="Take a vision model.")
+            raise ConfigError(
+                "the model takes no images",
+                code="images-not-supported",
+                key=sample.origin,
+                remedy="Take a vision model.",
+            )
         with processing(sample):
             return self.images.process(self.load_images(sample))
 
@@ -203,18 +203,19 @@ class Template:
         return self.images.growth(tuple(image.size for image in images)) if self.images and images else 0
 
     def expand(self, prompt_token_ids: Sequence[int], features: ImageFeatures) -> tuple[int, ...]:
-        """[P] replace each image placeholder by the tokens of its image. Errors: ``PlaceholdersMisfit``."""
+        """[P] replace each image placeholder by the tokens of its image. Errors: ``placeholders-misfit``."""
         return expand_placeholders(prompt_token_ids, features.expansions, placeholder_id=self.placeholder_id)
 
     def check_expansion(self, sample: Sample) -> None:
-        """Compare an expanded prompt with the processor's, of the whole text. Errors: ``PlaceholdersMisfit``."""
+        """Compare an expanded prompt with the processor's, of the whole text. Errors: ``placeholders-misfit``."""
         text = self._render(sample)
         ours = self.expand(self.vocabulary.encode(text), self.image_features(sample))
         with processing(sample):
             made = self.processor(text=[text], images=[self.load_images(sample)], add_special_tokens=False)
         if list(ours) != list(made["input_ids"][0]):
-            raise PlaceholdersMisfit(
+            raise ConfigError(
                 f"{type(self.processor).__name__} tokenizes the text around an image together with it",
+                code="placeholders-misfit",
                 key=sample.origin,
                 remedy="Put text that ends and begins with words around images, or use another model.",
             )
@@ -225,7 +226,7 @@ class Template:
             raise describe_mismatch(sample, prompt_token_ids, rollout.prompt_token_ids, self.image_id)
 
     def _growth_of(self, sample: Sample, prompt_token_ids: Sequence[int]) -> int:
-        """Tokens that a prompt gains by its images. Errors: ``PlaceholdersMisfit``, as ``image_features``."""
+        """Tokens that a prompt gains by its images. Errors: ``placeholders-misfit``, as ``image_features``."""
         if self.images is None or not sample.images:
             return 0
         check_placeholders(prompt_token_ids, len(sample.images), placeholder_id=self.placeholder_id)
@@ -248,7 +249,11 @@ def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs
         if not needs_images:
             return AutoTokenizer.from_pretrained(str(directory))
         reason = str(error).partition(".")[0]
-        raise ImagesNotSupported(f"{directory}: {reason}", key="model.model", remedy=remedy) from error
+        raise ConfigError(
+            f"{directory}: {reason}", code="images-not-supported", key="model.model", remedy=remedy
+        ) from error
     if needs_images and not hasattr(processor, "image_processor"):
-        raise ImagesNotSupported(f"{directory} has no image processor", key="model.model", remedy=remedy)
+        raise ConfigError(
+            f"{directory} has no image processor", code="images-not-supported", key="model.model", remedy=remedy
+        )
     return processor

@@ -14,31 +14,6 @@ from tokenizers import Tokenizer
 from rollmatch.errors import ConfigError
 from rollmatch.records import NUM_BINS
 
-
-class TokenizerMissing(ConfigError):
-    """The model directory holds no ``tokenizer.json``."""
-
-    code = "tokenizer-missing"
-
-
-class TokenizerNotByteLevel(ConfigError):
-    """The tokenizer is not a byte-level BPE, so tokens cannot be mapped to bytes exactly."""
-
-    code = "tokenizer-not-byte-level"
-
-
-class CoordTokensMissing(ConfigError):
-    """The tokenizer lacks some of ``<|coord_0|>`` .. ``<|coord_999|>`` as single tokens."""
-
-    code = "coord-tokens-missing"
-
-
-class StopTokenMissing(ConfigError):
-    """The tokenizer has no such stop token."""
-
-    code = "stop-token-missing"
-
-
 CHAT_STOP = "<|im_end|>"
 """Ends a turn in the ChatML family."""
 
@@ -68,7 +43,7 @@ def _bytes_of_byte_level_characters() -> dict[str, int]:
 class Vocabulary:
     """Read-only view of a byte-level BPE tokenizer with coordinate tokens (``coordinates=False`` does without them).
 
-    Errors: ``TokenizerNotByteLevel``, ``CoordTokensMissing``, ``StopTokenMissing``.
+    Errors: ``tokenizer-not-byte-level``, ``coord-tokens-missing``, ``stop-token-missing``.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, stop_token: str = CHAT_STOP, coordinates: bool = True) -> None:
@@ -79,7 +54,7 @@ class Vocabulary:
         self._bins = {token_id: coord_bin for coord_bin, token_id in enumerate(self.coord_ids)}
         stop_id = tokenizer.token_to_id(stop_token)
         if stop_id is None:
-            raise StopTokenMissing(f"the tokenizer has no token {stop_token}", key="model.model")
+            raise ConfigError(f"the tokenizer has no token {stop_token}", code="stop-token-missing", key="model.model")
         self.stop_id: int = stop_id
         self.stop_token = stop_token
         self.control_ids = frozenset(added) - frozenset(self.coord_ids)
@@ -87,14 +62,17 @@ class Vocabulary:
 
     @classmethod
     def load(cls, directory: str | Path, *, stop_token: str | None = None, coordinates: bool = True) -> "Vocabulary":
-        """Read ``tokenizer.json`` of a model directory. Errors: ``TokenizerMissing`` and the class's.
+        """Read ``tokenizer.json`` of a model directory. Errors: ``tokenizer-missing`` and the class's.
 
         The stop token is ``<|im_end|>`` where there is one, else the ``eos_token`` of ``tokenizer_config.json``.
         """
         path = Path(directory) / "tokenizer.json"
         if not path.is_file():
-            raise TokenizerMissing(
-                f"{path} does not exist", key="model.model", remedy="Name a directory with a saved fast tokenizer."
+            raise ConfigError(
+                f"{path} does not exist",
+                code="tokenizer-missing",
+                key="model.model",
+                remedy="Name a directory with a saved fast tokenizer.",
             )
         tokenizer = Tokenizer.from_file(str(path))
         tokenizer.no_truncation()  # a file may have been saved with either, and prompts would be cut or padded
@@ -107,8 +85,9 @@ class Vocabulary:
         ids_of = {text: token_id for token_id, text in added.items()}
         missing = [k for k in range(NUM_BINS) if coord_token(k) not in ids_of]
         if missing:
-            raise CoordTokensMissing(
+            raise ConfigError(
                 f"{len(missing)} of {NUM_BINS} coordinate tokens are no single tokens, first {coord_token(missing[0])}",
+                code="coord-tokens-missing",
                 key="model.model",
                 remedy="Add <|coord_0|> .. <|coord_999|> to the tokenizer as added tokens and resize the embeddings.",
             )
@@ -178,8 +157,9 @@ def _pieces_of(tokenizer: Tokenizer, added: dict[int, str]) -> dict[int, bytes]:
         elif all(character in table for character in text):
             pieces[token_id] = bytes(table[character] for character in text)
         else:
-            raise TokenizerNotByteLevel(
+            raise ConfigError(
                 f"token {token_id} ({text!r}) is not spelled in byte-level characters",
+                code="tokenizer-not-byte-level",
                 key="model.model",
                 remedy="Use a byte-level BPE tokenizer (Qwen, Llama 3, GPT families).",
             )
@@ -190,8 +170,9 @@ def _check_alphabet(tokenizer: Tokenizer, table: dict[str, int]) -> None:
     """Every byte is a token: a WordPiece or WordLevel vocabulary in plain ASCII is spelled alike, but lacks that."""
     missing = [byte for character, byte in table.items() if tokenizer.token_to_id(character) is None]
     if missing:
-        raise TokenizerNotByteLevel(
+        raise ConfigError(
             f"{len(missing)} of 256 bytes are no tokens, first {missing[0]:#04x}",
+            code="tokenizer-not-byte-level",
             key="model.model",
             remedy="Use a byte-level BPE tokenizer (Qwen, Llama 3, GPT families).",
         )

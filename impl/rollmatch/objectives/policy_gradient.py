@@ -58,7 +58,7 @@ class PolicyGradient:
         return self.logprob_rules.wants_sampled
 
     def supervise(self, segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> PolicySupervision:
-        """Every target token that is not masked. Errors: ``PolicyTargetMisfit``."""
+        """Every target token that is not masked. Errors: ``policy-target-misfit``."""
         return supervise_policy(segments, starts=starts, num_tokens=num_tokens)
 
     def logit_indices(self, supervision: PolicySupervision) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ class PolicyGradient:
     ) -> list[Segment]:
         """The segments, each of its rollout, with what the ratio, the correction and the distance need.
 
-        Errors: ``LogprobsMisfit``, ``ReferenceMissing``.
+        Errors: ``logprobs-misfit``, ``reference-missing``.
         """
         rules = self.logprob_rules
         nothing = [None] * len(segments)

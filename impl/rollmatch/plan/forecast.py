@@ -98,7 +98,7 @@ class Forecaster:
         return replace(self.shape, dtype=self.shape.saved_dtype if named == "auto" else named)
 
     def forecast(self, split: Split) -> Forecast:
-        """Memory and seconds. Errors: ``RatesInvalid``."""
+        """Memory and seconds. Errors: ``rates-invalid``."""
         server, num_rollouts = self._server(split), self.work.num_rollouts * split.num_learning
         learner = learner_memory(self.config, self.shape, self.work, num_learners=split.num_learning)
         rollout = self._rollout_s(split, server, num_rollouts)
@@ -232,7 +232,7 @@ def make_forecaster(
     """The forecaster of a configuration's model and work on a site.
 
     None means the package's own rates, and the lengths that the configuration allows.
-    Errors: ``ShapeUnknown``, ``RatesInvalid``.
+    Errors: ``shape-unknown``, ``rates-invalid``.
     """
     config, rates = with_local_model(config), load_rates(rates_file)
     gpu_of(rates, site.gpu)

@@ -12,12 +12,6 @@ from rollmatch.plan.rates import decode_source
 from rollmatch.plan.workload import splits_of
 
 
-class TooFewGpus(LaunchError):
-    """A rollout server and a learner need one GPU each; an engine needs its tensor parallel size."""
-
-    code = "too-few-gpus"
-
-
 class NothingFits(LaunchError):
     """Some split of the GPUs fits engine and learner."""
 
@@ -36,7 +30,7 @@ class Proposal:
 def propose(forecaster: Forecaster, *, key: str = "--gpus") -> Proposal:
     """The split with most rollouts a second among those that fit; ``key`` is what named the GPUs.
 
-    Errors: ``TooFewGpus``, ``NothingFits``.
+    Errors: ``too-few-gpus``, ``NothingFits``.
     """
     config, site = forecaster.config, forecaster.site
     colocated = not uses_servers(config)
@@ -49,7 +43,7 @@ def propose(forecaster: Forecaster, *, key: str = "--gpus") -> Proposal:
     if not forecasts:
         remedy = "Give more GPUs, or set vllm.mode to colocate." if not colocated else "Choose a divisor for tp."
         problem = f"{num_gpus} GPUs cannot be split into engines of {tp} and learners"
-        raise TooFewGpus(problem, key=key, remedy=remedy)
+        raise LaunchError(problem, code="too-few-gpus", key=key, remedy=remedy)
     fitting = [forecast for forecast in forecasts if not forecast.problem]
     if not fitting:
         raise _nothing_fits(forecasts, key)

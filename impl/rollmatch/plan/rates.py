@@ -13,12 +13,6 @@ from rollmatch.errors import ConfigError, first_fault
 MEASURED = Path(__file__).with_name("rates.yaml")
 
 
-class RatesInvalid(ConfigError):
-    """A file of rates has the form of plan/rates.yaml, and the requested GPU."""
-
-    code = "rates-invalid"
-
-
 class DecodedModel(Section):
     """What the tokens per second were measured with."""
 
@@ -72,16 +66,20 @@ class Rates(Section):
 
 
 def load_rates(path: Path | None = None) -> Rates:
-    """The measured ones, or a file of one's own. Errors: ``RatesInvalid``."""
+    """The measured ones, or a file of one's own. Errors: ``rates-invalid``."""
     path = MEASURED if path is None else path
     try:
         return Rates.model_validate(_numbers(yaml.safe_load(path.read_text(encoding="utf-8"))))
     except (OSError, yaml.YAMLError) as error:
-        raise RatesInvalid(str(error), key=str(path), remedy="Name a readable YAML file.") from error
+        raise ConfigError(
+            str(error), code="rates-invalid", key=str(path), remedy="Name a readable YAML file."
+        ) from error
     except ValidationError as error:
         first = first_fault(error)
         where = ".".join(map(str, first["loc"]))
-        raise RatesInvalid(first["msg"], key=f"{path}:{where}", remedy=f"See {MEASURED.name} for the form.") from error
+        raise ConfigError(
+            first["msg"], code="rates-invalid", key=f"{path}:{where}", remedy=f"See {MEASURED.name} for the form."
+        ) from error
 
 
 def _numbers(node: object) -> object:
@@ -97,10 +95,10 @@ def _numbers(node: object) -> object:
 
 
 def gpu_of(rates: Rates, name: str) -> GpuRates:
-    """One GPU's. Errors: ``RatesInvalid``."""
+    """One GPU's. Errors: ``rates-invalid``."""
     if name not in rates.gpus:
         remedy = f"Known are {', '.join(rates.gpus)}; --rates FILE brings others."
-        raise RatesInvalid(f"no rates of {name!r}", key="--gpu", remedy=remedy)
+        raise ConfigError(f"no rates of {name!r}", code="rates-invalid", key="--gpu", remedy=remedy)
     return rates.gpus[name]
 
 
@@ -128,7 +126,7 @@ def decode_tok_s(rates: Rates, name: str, *, num_requests: int) -> float:
 def _measured_elsewhere(rates: Rates) -> tuple[str, GpuRates]:
     measured = [(name, gpu) for name, gpu in rates.gpus.items() if gpu.decode_tok_s is not None]
     if not measured:
-        raise RatesInvalid("no GPU has decode_tok_s", key="gpus", remedy="Measure one.")
+        raise ConfigError("no GPU has decode_tok_s", code="rates-invalid", key="gpus", remedy="Measure one.")
     return measured[0]
 
 

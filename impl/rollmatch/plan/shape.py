@@ -9,12 +9,6 @@ from typing import Any
 from rollmatch.errors import ConfigError
 
 
-class ShapeUnknown(ConfigError):
-    """config.json of the model contains layers, widths, heads and vocabulary size."""
-
-    code = "shape-unknown"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
     """A matrix, and how many of its kind a model has."""
@@ -99,13 +93,15 @@ class ModelShape:
 
 
 def read_shape(directory: str, *, dtype: str = "auto") -> ModelShape:
-    """Of the model in a directory. Errors: ``ShapeUnknown``."""
+    """Of the model in a directory. Errors: ``shape-unknown``."""
     path = Path(directory) / "config.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         remedy = "Name the directory of a saved Hugging Face model."
-        raise ShapeUnknown(f"no readable config.json: {error}", key="model.model", remedy=remedy) from error
+        raise ConfigError(
+            f"no readable config.json: {error}", code="shape-unknown", key="model.model", remedy=remedy
+        ) from error
     text = fields.get("text_config", fields)
     hidden, layers, heads = (_size(text, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
     groups, head_len = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
@@ -130,7 +126,7 @@ def _size(fields: Mapping[str, object], name: str) -> int:
     value = fields.get(name)
     if not isinstance(value, int) or value < 1:
         remedy = "The planner knows decoders with the keys of Qwen3, Qwen3-VL, Llama and Mixtral-like experts."
-        raise ShapeUnknown(f"config.json has no {name}", key="model.model", remedy=remedy)
+        raise ConfigError(f"config.json has no {name}", code="shape-unknown", key="model.model", remedy=remedy)
     return value
 
 

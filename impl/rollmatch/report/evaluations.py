@@ -13,12 +13,6 @@ from rollmatch.records import NUM_BINS, Geometry
 Bin = Annotated[int, Field(ge=0, lt=NUM_BINS)]
 
 
-class EvaluationFileBroken(DataError):
-    """An evaluation file is JSON of the shape ``Evaluation`` describes; ``key`` is the file and the place inside."""
-
-    code = "evaluation-file-broken"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
     """A true object as drawn."""
@@ -86,13 +80,14 @@ class Evaluation:
 
 
 def load_evaluation(path: Path) -> Evaluation:
-    """Read ``evaluations/step-NNNNNN.json``. Errors: ``EvaluationFileBroken``."""
+    """Read ``evaluations/step-NNNNNN.json``. Errors: ``evaluation-file-broken``."""
     try:
         return _adapter().validate_json(path.read_bytes())
     except ValidationError as error:
         first = first_fault(error)
-        raise EvaluationFileBroken(
+        raise DataError(
             first["msg"],
+            code="evaluation-file-broken",
             key=":".join([str(path), ".".join(str(part) for part in first["loc"])]).rstrip(":"),
             remedy="Evaluate again, or remove the file: the page then goes without its pictures.",
         ) from error

@@ -23,12 +23,6 @@ ROSTER = {"server_joined": "joined", "server_left": "left"}
 ENDINGS = frozenset({"finished", "interrupted"})
 
 
-class JournalMissing(LaunchError):
-    """A run directory holds a ``journal.jsonl``."""
-
-    code = "journal-missing"
-
-
 class JournalLineBroken(DataError):
     """Every terminated journal line is a JSON object with ``event``, and ``step`` where its kind has one."""
 
@@ -69,10 +63,12 @@ class History:
 
 
 def load_history(run_dir: Path) -> History:
-    """Read ``journal.jsonl``. Errors: ``JournalMissing``, ``JournalLineBroken``."""
+    """Read ``journal.jsonl``. Errors: ``journal-missing``, ``JournalLineBroken``."""
     path = run_dir / JOURNAL_NAME
     if not path.is_file():
-        raise JournalMissing(f"{path} does not exist", key=str(path), remedy="Name the directory of a run.")
+        raise LaunchError(
+            f"{path} does not exist", code="journal-missing", key=str(path), remedy="Name the directory of a run."
+        )
     events, cut_off = _read_events(path)
     return make_history(events, cut_off=cut_off)
 

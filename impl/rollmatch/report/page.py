@@ -25,7 +25,7 @@ FRAME = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": 
 def write_page(run_dir: str | Path) -> Path:
     """Write ``run.html`` into a run directory and return its path; the old page stays until the new one is whole.
 
-    Errors: ``JournalMissing``, ``JournalLineBroken``, ``EvaluationFileBroken``.
+    Errors: ``journal-missing``, ``JournalLineBroken``, ``evaluation-file-broken``.
     """
     run_dir = Path(run_dir)
     return write_whole(run_dir / PAGE_NAME, render("page.html", _content(run_dir)))

@@ -39,7 +39,7 @@ def make_sender(servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvou
     """Rank 0's way to connected servers; ``rendezvous``: one per server, of which a common group takes the first.
 
     ``stage``: full syncs change nothing before all servers have them.
-    Errors: ``dialects-mixed``, ``staging-unavailable``, ``WeightsNotTaken``.
+    Errors: ``dialects-mixed``, ``staging-unavailable``, ``weights-not-taken``.
     """
     dialects = {server.dialect.name for server in servers}
     if len(dialects) > 1:

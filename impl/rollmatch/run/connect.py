@@ -48,7 +48,7 @@ def connect_servers(
 ) -> VllmServerBackend:
     """The backend of ``vllm.mode: server``; every rank connects, only rank 0 will send weights.
 
-    Errors: ``ServerUnreachable``, ``DialectUnknown``, ``dialects-mixed``, ``WeightsNotTaken``, those of the file.
+    Errors: ``ServerUnreachable``, ``dialect-unknown``, ``dialects-mixed``, ``weights-not-taken``, those of the file.
     """
     section = server_section(config)
     addresses = ranks.gather(read_servers(section))[0] if section.servers_file else pair_servers(section)
@@ -149,7 +149,7 @@ def try_out_adapters(backend: RolloutBackend, model: nn.Module) -> None:
 def try_out(backend: RolloutBackend, decoding: Decoding) -> None:
     """Check on rank 0 that servers return the log-probabilities that ``decoding`` needs.
 
-    Errors: ``LogprobsOfAnotherDistribution``.
+    Errors: ``logprobs-of-another-distribution``.
     """
     if not isinstance(backend, VllmServerBackend) or not (decoding.logprobs and decoding.is_shaped):
         return

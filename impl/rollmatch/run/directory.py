@@ -30,12 +30,6 @@ STARTED = frozenset({"evaluated", "step", "saved"})
 """Journal events after which a directory holds a run that somebody may want to keep."""
 
 
-class RunDirectoryTaken(LaunchError):
-    """The directory holds a run, or another process is writing one there."""
-
-    code = "run-directory-taken"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDirectory:
     """A run directory that this process has locked."""
@@ -49,7 +43,7 @@ class RunDirectory:
 def open_run_directory(path: Path, *, resume: bool, overwrite: bool) -> Iterator[RunDirectory]:
     """Lock the directory as long as the run lasts. A start that failed leaves nothing that it wrote.
 
-    Errors: ``RunDirectoryTaken``, ``output-dir-not-writable``, ``checkpoint-damaged``.
+    Errors: ``run-directory-taken``, ``output-dir-not-writable``, ``checkpoint-damaged``.
     """
     made = _make(path)
     lock, is_checked = None, False
@@ -155,7 +149,7 @@ def _not_writable(path: Path, error: OSError | ValueError) -> LaunchError:
 
 
 def _lock(path: Path) -> IO[str]:
-    """An exclusive lock, held until the file is closed or the process ends. Errors: ``RunDirectoryTaken``."""
+    """An exclusive lock, held until the file is closed or the process ends. Errors: ``run-directory-taken``."""
     try:
         file = (path / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
@@ -167,7 +161,7 @@ def _lock(path: Path) -> IO[str]:
         owner = file.read().strip() or "another process"
         file.close()
         problem, remedy = f"{owner} is running in {path}", "Wait for it, stop it, or name another directory."
-        raise RunDirectoryTaken(problem, key=KEY, remedy=remedy) from None
+        raise LaunchError(problem, code="run-directory-taken", key=KEY, remedy=remedy) from None
     except OSError as error:  # Lustre without the mount option flock, some NFS
         reason = error.strerror or error
         print(f"rollmatch: {path} cannot be locked ({reason}): start no second run there", file=sys.stderr)
@@ -183,17 +177,19 @@ def _lock(path: Path) -> IO[str]:
 def _check_content(path: Path, *, resume: bool) -> None:
     """Remove what a start left that was killed before its first evaluation.
 
-    Errors: ``RunDirectoryTaken`` for a run that is not resumed, and for files of others that have names of ours.
+    Errors: ``run-directory-taken`` for a run that is not resumed, and for files of others that have names of ours.
     """
     if holds_run(path):
         if not resume:
             remedy = "Add --resume to continue it, --overwrite to delete it and start over, or name another directory."
-            raise RunDirectoryTaken(f"{path} already holds a run", key=KEY, remedy=remedy)
+            raise LaunchError(f"{path} already holds a run", code="run-directory-taken", key=KEY, remedy=remedy)
         return
     theirs = sorted(one.name for one in _named_as_ours(path))
     if theirs and not (path / JOURNAL).exists():  # which a run writes first
         problem = f"{path} holds {', '.join(theirs)} and no {JOURNAL}: something else than a run wrote that"
-        raise RunDirectoryTaken(problem, key=KEY, remedy="Name another directory; --overwrite would delete it.")
+        raise LaunchError(
+            problem, code="run-directory-taken", key=KEY, remedy="Name another directory; --overwrite would delete it."
+        )
     if not resume:
         _empty(path)
 

@@ -24,22 +24,17 @@ EAGER_ENVIRONMENT = {
 }
 
 
-class EngineMissing(LaunchError):
-    """The configured backend is not installed; no other one replaces it."""
-
-    code = "engine-missing"
-
-
 def has_gpu() -> bool:
     """Whether this machine has one; reads the driver's devices, so that no library has to load."""
     return bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def check_engine(backend: str) -> None:
-    """Errors: ``EngineMissing``."""
+    """Errors: ``engine-missing``."""
     if backend == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise EngineMissing(
+        raise LaunchError(
             "is vllm, which is not installed",
+            code="engine-missing",
             key="custom.extra.rollout_matching.rollout_backend",
             remedy="Install rollmatch[gpu], or rollmatch[cpu] where there is no GPU, or set rollout_backend: hf.",
         )

@@ -111,7 +111,7 @@ def needs_coord_tokens(config: RunConfig) -> bool:
 
 
 def load_configured_environment(config: RunConfig) -> MakeEnvironment | None:
-    """What makes environments; None where none is named. Errors: ``EnvironmentUnknown``, ``EnvironmentMisfit``."""
+    """What makes environments; None where none is named. Errors: ``EnvironmentUnknown``, ``environment-misfit``."""
     entry = config.custom.extra.environment
     if entry.name is None:
         return None

@@ -24,40 +24,30 @@ NUM_NODES_VARIABLE = "GROUP_WORLD_SIZE"
 """Set by torchrun, and by ``accelerate launch`` through it."""
 
 
-class GpusOverlap(LaunchError):
-    """No GPU of a machine is used by a server and a learner both."""
-
-    code = "gpus-overlap"
-
-
-class ServedModelDiffers(LaunchError):
-    """A server holds the tensors of the model that is trained."""
-
-    code = "served-model-differs"
-
-
 def check_gpus(base_url: str, health: Mapping[str, Any], gpus: Sequence[str]) -> None:
-    """Raise ``GpusOverlap`` where a server on this machine, by its health, works on one of the learner's ``gpus``."""
+    """Raise ``gpus-overlap`` where a server on this machine, by its health, works on one of the learner's ``gpus``."""
     theirs = health.get("gpus") or ()
     shared = [gpu for gpu in gpus if gpu in theirs]
     if shared and is_loopback(urlsplit(base_url).hostname or ""):
-        raise GpusOverlap(
+        raise LaunchError(
             f"{base_url} works on {', '.join(theirs)}, the learner was given {', '.join(gpus)}",
+            code="gpus-overlap",
             key="--gpus",
             remedy=f"Name other GPUs than {', '.join(shared)} for one of them.",
         )
 
 
 def check_model(server: RolloutServer, config: RunConfig) -> None:
-    """Raise ``ServedModelDiffers`` where a server reports other tensors than those of ``model.model``."""
+    """Raise ``served-model-differs`` where a server reports other tensors than those of ``model.model``."""
     identity = _identity(server)
     digest = identity.get("model_digest")
     if digest is None:
         return
     model = load_model_identity(config.model.model, dtype=effective.engine_dtype(config))
     if digest != model.digest:
-        raise ServedModelDiffers(
+        raise LaunchError(
             f"{server.base_url} serves {identity.get('model')}, with tensors of other names, shapes or types",
+            code="served-model-differs",
             key="model.model",
             remedy="Serve and train with the same YAML.",
         )
@@ -79,18 +69,6 @@ LOOK_S = 1.0
 _NOTICE_POLL_S = 0.05
 
 
-class ServerProcessDied(LaunchError):
-    """The server process ended while the learner waited for it."""
-
-    code = "server-process-died"
-
-
-class WorldSizeMismatch(LaunchError):
-    """A server has as many workers as its parallel sizes in the YAML make."""
-
-    code = "world-size-mismatch"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitPolicy:
     """How long a learner waits for its servers."""
@@ -107,7 +85,7 @@ def wait_for_servers(
     """Wait until all servers are healthy and match the configuration; ``gpus`` are the learner's, where known.
 
     ``check`` is called about once a second, and raises where there is nothing left to wait for.
-    Errors: those of ``check``, ``ServerUnreachable``, ``ServerProcessDied``, ``WorldSizeMismatch``, those of
+    Errors: those of ``check``, ``ServerUnreachable``, ``server-process-died``, ``world-size-mismatch``, those of
     ``served``, and the refusal of a server whose workers are dead or that wants another key.
     """
     section = server_section(config)
@@ -153,7 +131,9 @@ def _await_health(
         check()
         if server_pid is not None and not _lives(server_pid):
             problem = f"process {server_pid} has ended, and {server.base_url} does not answer"
-            raise ServerProcessDied(problem, key="--server-pid", remedy="See the server's own output.")
+            raise LaunchError(
+                problem, code="server-process-died", key="--server-pid", remedy="See the server's own output."
+            )
         left_s = deadline - time.monotonic()
         try:
             return server.wait_until_healthy(min(LOOK_S, max(left_s, 0.1)))
@@ -186,8 +166,9 @@ def _check_world_size(server: RolloutServer, config: RunConfig) -> None:
     if found == tp * dp if dp else found % tp == 0:
         return
     expected = f"{tp * dp}" if dp else f"a multiple of vllm_tensor_parallel_size {tp}"
-    raise WorldSizeMismatch(
+    raise LaunchError(
         f"{server.base_url} has {found} workers, the configuration expects {expected}",
+        code="world-size-mismatch",
         key="custom.extra.rollout_server",
         remedy="Serve and train with the same YAML.",
     )

@@ -47,7 +47,7 @@ def make_vineppo(
 
 
 def make_world(config: RunConfig, template: Template) -> EpisodeRunner | None:
-    """What ``custom.extra.environment`` names. Errors: ``EnvironmentUnknown``, ``TurnsNotRendered``."""
+    """What ``custom.extra.environment`` names. Errors: ``EnvironmentUnknown``, ``turns-not-rendered``."""
     make, settings = load_configured_environment(config), config.custom.extra.environment
     if make is None:
         return None

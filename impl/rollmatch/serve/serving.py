@@ -32,7 +32,10 @@ DEAD_GRACE_S = 5.0
 
 
 def serve(settings: ServerSettings, listener: socket.socket, shutdown: Shutdown) -> None:
-    """Start all replicas; serve until ``shutdown`` or a worker's end. Errors: ``CheckpointMissing``, ``WorkerDead``."""
+    """Start all replicas; serve until ``shutdown`` or a worker's end.
+
+    Errors: ``checkpoint-missing``, ``WorkerDead``.
+    """
     # An engine that outlives the server process must not hold its port.
     os.register_at_fork(after_in_child=listener.close)
     os.register_at_fork(after_in_child=shutdown.forget_in_child)

@@ -15,12 +15,6 @@ _TORCH_NAMES = {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
-class CheckpointMissing(ConfigError):
-    """The model directory holds safetensors files."""
-
-    code = "checkpoint-missing"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """Names, types and shapes of a model's tensors."""
@@ -40,13 +34,15 @@ class Model:
 def load_model_identity(directory: str | Path, *, dtype: str) -> Model:
     """Read the headers of the directory's safetensors; floating tensors are held in ``dtype``.
 
-    Errors: ``CheckpointMissing``.
+    Errors: ``checkpoint-missing``.
     """
     directory = Path(directory)
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         remedy = "Serve a directory with config.json, tokenizer and model.safetensors."
-        raise CheckpointMissing(f"{directory} has no *.safetensors", key="model.model", remedy=remedy)
+        raise ConfigError(
+            f"{directory} has no *.safetensors", code="checkpoint-missing", key="model.model", remedy=remedy
+        )
     shapes: dict[str, TensorSpec] = {}
     for path in files:
         for name, header in _read_header(path).items():

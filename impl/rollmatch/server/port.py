@@ -5,16 +5,10 @@ import socket
 from rollmatch.errors import LaunchError
 
 
-class PortInUse(LaunchError):
-    """The server's port is free."""
-
-    code = "port-in-use"
-
-
 def bind_http(host: str, port: int) -> socket.socket:
     """The server's socket, bound but not yet listening: callers are refused until the engines are up.
 
-    Errors: ``PortInUse``.
+    Errors: ``port-in-use``.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -22,8 +16,9 @@ def bind_http(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise PortInUse(
+        raise LaunchError(
             f"cannot listen at {host}:{port}: {error.strerror or error}",
+            code="port-in-use",
             key=f"port {port}",
             remedy="Stop what listens there, or configure another port.",
         ) from error

@@ -12,12 +12,6 @@ KEY_VARIABLE = "ROLLMATCH_API_KEY"
 """Environment variable that holds the bearer key; a command line can be read by everybody."""
 
 
-class OpenWithoutKey(LaunchError):
-    """A server that other machines can reach has a bearer key."""
-
-    code = "open-without-key"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """Plain values; ``to_json`` leaves out the key."""
@@ -78,11 +72,13 @@ def settings_from_json(text: str, *, api_key: str | None) -> ServerSettings:
 
 
 def check_exposure(settings: ServerSettings) -> None:
-    """Raise ``OpenWithoutKey`` where a server without a key would listen on more than loopback."""
+    """Raise ``open-without-key`` where a server without a key would listen on more than loopback."""
     if is_loopback(settings.host) or settings.api_key or settings.allow_no_key:
         return
     remedy = (
         f"Set the environment variable {KEY_VARIABLE} for server and learner, or allow it: "
         "custom.extra.rollout_server.allow_no_key: true, or --allow-no-key of vllm-serve."
     )
-    raise OpenWithoutKey(f"everybody who reaches {settings.host} could use it", key="host", remedy=remedy)
+    raise LaunchError(
+        f"everybody who reaches {settings.host} could use it", code="open-without-key", key="host", remedy=remedy
+    )

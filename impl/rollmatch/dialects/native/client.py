@@ -26,7 +26,7 @@ class NativeDialect:
         self.base_url = base_url
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
-        """One call for all. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
+        """One call for all. Errors: ``ReplyMalformed``, ``reply-count-mismatch``."""
         return self._read(post(ROUTE, encode(prompts, sampling), MSGPACK), prompts)
 
     def _read(self, answer: HttpReply, prompts: Sequence[Prompt]) -> list[Reply]:

@@ -30,12 +30,6 @@ _GRACE_S = 5.0
 _SECRET_BYTES = 32
 
 
-class ProtocolUnknown(SyncError):
-    """Learner and server speak the same version of the native protocol."""
-
-    code = "protocol-unknown"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
     """Where the group meets and how long its members wait."""
@@ -73,13 +67,15 @@ class ServerIdentity:
 
 
 def read_identity(server: RolloutServer) -> ServerIdentity:
-    """Errors: ``ProtocolUnknown``, those of the call."""
+    """Errors: ``protocol-unknown``, those of the call."""
     fields = server.get(IDENTITY, timeout_s=HEALTH_TIMEOUT_S)
     transports = tuple(fields["transports"])
     if fields.get("protocol") != PROTOCOL or fields.get("digest") != DIGEST_KINDS.get(transports[0]):
         problem = f"{server.base_url} speaks protocol {fields.get('protocol')} with {fields.get('digest')}"
         problem += f", this learner protocol {PROTOCOL}"
-        raise ProtocolUnknown(problem, key=server.base_url, remedy="Install the same rollmatch on both sides.")
+        raise SyncError(
+            problem, code="protocol-unknown", key=server.base_url, remedy="Install the same rollmatch on both sides."
+        )
     tensors = {t["name"]: Spec(t["name"], t["dtype"], tuple(t["shape"])) for t in fields["tensors"]}
     return ServerIdentity(
         instance=str(fields["instance"]),
@@ -93,7 +89,7 @@ def read_identity(server: RolloutServer) -> ServerIdentity:
 def choose_transport(servers: Sequence[RolloutServer], identities: Sequence[ServerIdentity], wanted: str) -> Transport:
     """``wanted``, or for ``auto`` what all servers prefer; straight into GPUs only from a GPU.
 
-    Errors: ``ProtocolUnknown``.
+    Errors: ``protocol-unknown``.
     """
     preferred = {identity.transports[0] for identity in identities}
     best = DIRECT if preferred == {DIRECT} and torch.cuda.is_available() else GLOO
@@ -101,7 +97,12 @@ def choose_transport(servers: Sequence[RolloutServer], identities: Sequence[Serv
     for server, identity in zip(servers, identities, strict=True):
         if name not in identity.transports:
             problem = f"{server.base_url} has transports {' and '.join(identity.transports)}; {name} is wanted"
-            raise ProtocolUnknown(problem, key=server.base_url, remedy="Install the same rollmatch on both sides.")
+            raise SyncError(
+                problem,
+                code="protocol-unknown",
+                key=server.base_url,
+                remedy="Install the same rollmatch on both sides.",
+            )
     return TRANSPORTS[name]
 
 

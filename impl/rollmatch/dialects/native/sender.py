@@ -44,18 +44,6 @@ _LEFT = "communicator-missing"
 """Code of a server for a sync whose group the learner itself has left."""
 
 
-class NotReady(SyncError):
-    """Every server is ready for the bytes of a sync in time."""
-
-    code = "sync-not-ready"
-
-
-class SyncUnconfirmed(SyncError):
-    """A server confirms that it serves the new version."""
-
-    code = "sync-unconfirmed"
-
-
 class _Known(NamedTuple):
     """An announcement that may be named again."""
 
@@ -214,7 +202,7 @@ class NativeSender:
     def _wait_ready(self, group: LearnerGroup, sync_id: str, calls: Sequence[RunningCall[HttpReply]]) -> None:
         """Allow the bytes once every worker is ready; a server that refuses costs the others nothing.
 
-        Errors: that of the first call that ended with one, ``NotReady``.
+        Errors: that of the first call that ended with one, ``sync-not-ready``.
         """
         store, limit_s = group.source.store, self.rendezvous.timeout_s
         began, doubts = time.monotonic(), list[RunningCall[object]]()
@@ -225,7 +213,7 @@ class NativeSender:
                     doubts = [BackgroundCall(server.instance) for server in self.servers]
                 if time.monotonic() > began + limit_s:
                     problem = f"some worker was not ready for the weights within {limit_s:g} s"
-                    raise NotReady(problem, key=sync_id, remedy="Look at the servers' output.")
+                    raise SyncError(problem, code="sync-not-ready", key=sync_id, remedy="Look at the servers' output.")
         except RollmatchError:
             with suppress(TransferFailed):  # with the first server its store is gone, too
                 store.give_verdict(sync_id, DROP)
@@ -274,14 +262,18 @@ def _check_merged(merged: Mapping[str, str], reply: dict[str, Any], server: Roll
 def _check_committed(server: RolloutServer, reply: dict[str, object], version: int) -> None:
     if reply.get("committed") is not True or reply.get("policy_version") != version:
         problem = f"{server.base_url} serves version {reply.get('policy_version')}, {version} was sent"
-        raise SyncUnconfirmed(problem, key=server.base_url, remedy="Look at the server's output and sync again.")
+        raise SyncError(
+            problem, code="sync-unconfirmed", key=server.base_url, remedy="Look at the server's output and sync again."
+        )
 
 
 def _check_instance(server: RolloutServer, reply: dict[str, object], instance: str) -> None:
     """The replying process is the one that joined: no other health call is needed after a sync."""
     if reply.get("instance", instance) != instance:
         problem = f"{server.base_url} was {instance} and answers as {reply['instance']}"
-        raise SyncUnconfirmed(problem, key=server.base_url, remedy="Let one server stand behind each URL.")
+        raise SyncError(
+            problem, code="sync-unconfirmed", key=server.base_url, remedy="Let one server stand behind each URL."
+        )
 
 
 def _cause_of(error: RollmatchError, calls: Sequence[RunningCall[object]]) -> RollmatchError:

@@ -29,7 +29,7 @@ class SwiftDialect:
         self.base_url = base_url
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
-        """One call for all. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
+        """One call for all. Errors: ``ReplyMalformed``, ``reply-count-mismatch``."""
         answer = post(ROUTE, encode(prompts, sampling), JSON)
         entries = entries_of(answer.body, base_url=self.base_url, num_requests=len(prompts))
         version = version_of(answer.headers)

@@ -27,7 +27,7 @@ class TrlDialect:
         self.base_url = base_url
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
-        """One call for all prompts that occur equally often. Errors: ``ReplyMalformed``, ``ReplyCountMismatch``."""
+        """One call for all prompts that occur equally often. Errors: ``ReplyMalformed``, ``reply-count-mismatch``."""
         replies: dict[int, Reply] = {}
         for places in equally_often(prompts):
             answered = self._ask(post, [prompts[copies[0]] for copies in places], sampling, num_copies=len(places[0]))

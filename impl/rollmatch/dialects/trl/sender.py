@@ -32,18 +32,6 @@ _NO_DEVICE = "none"
 _CPU = torch.device("cpu")
 
 
-class AdapterUnproven(SyncError):
-    """An adapter is sent alone only to servers that prove what they merged, or whose greedy tokens show it."""
-
-    code = "adapter-unproven"
-
-
-class AdapterStays(SyncError):
-    """A server did not let go of an adapter, which it would apply to full weights, too."""
-
-    code = "adapter-stays"
-
-
 class TrlSender:
     """Rank 0's way to its servers; each has a group of its own at its own host and port."""
 
@@ -80,7 +68,7 @@ class TrlSender:
     def send_adapter(self, adapter: Adapter, *, version: int) -> None:
         """An adapter alone, in one broadcast.
 
-        Errors: ``AdapterUnproven``, ``AdapterNotSendable``, those of ``send``.
+        Errors: ``adapter-unproven``, ``AdapterNotSendable``, those of ``send``.
         """
         self._check_route()
         named = named_parts(adapter)
@@ -95,7 +83,7 @@ class TrlSender:
             raise
 
     def _undo_adapter(self) -> None:
-        """Put an adapter that changes nothing in place of one that was sent. Errors: ``AdapterStays``."""
+        """Put an adapter that changes nothing in place of one that was sent. Errors: ``adapter-stays``."""
         if self._blank is None:
             return
         try:
@@ -103,15 +91,16 @@ class TrlSender:
         except RollmatchError as error:
             url, remedy = self.servers[0].base_url, "Start the servers again."
             problem = f"{url} was sent an adapter, which it would apply to full weights, too: {error}"
-            raise AdapterStays(problem, key=url, remedy=remedy) from error
+            raise SyncError(problem, code="adapter-stays", key=url, remedy=remedy) from error
         self._blank = None
 
     def _check_route(self) -> None:
-        """Errors: ``AdapterUnproven``."""
+        """Errors: ``adapter-unproven``."""
         for server in () if self._blank else self.servers:
             if not takes_adapters(server):
-                raise AdapterUnproven(
+                raise SyncError(
                     f"{server.base_url} speaks {server.dialect.name}, and has no route for an adapter alone",
+                    code="adapter-unproven",
                     key=server.base_url,
                     remedy="Set sync.mode to full, or serve with rollmatch serve, or swift rollout --vllm_enable_lora.",
                 )

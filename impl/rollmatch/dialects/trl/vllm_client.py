@@ -42,12 +42,6 @@ from rollmatch.weights.stateless import StatelessGroup
 _TRANSFER_TIMEOUT_S = 30.0
 
 
-class CommunicatorNotOpen(SyncError):
-    """Weights are sent by the process that has opened the communicator."""
-
-    code = "communicator-not-open"
-
-
 class SampledCompletions(TypedDict):
     """What ``generate`` and ``chat`` return, as TRL's client does."""
 
@@ -113,7 +107,7 @@ class VLLMClient:
         """``n`` completions of each prompt; arguments as TRL has them, images one list (or None) per prompt.
 
         ``generation_kwargs``: seed, stop_token_ids, ... Errors: ``ServerRefused`` with the status, ``ServerDied``,
-        ``ReplyMalformed``, ``ReplyCountMismatch``; nothing is ever taken for an empty completion.
+        ``ReplyMalformed``, ``reply-count-mismatch``; nothing is ever taken for an empty completion.
         """
         given = locals()
         listed = [prompt if isinstance(prompt, str) else list(prompt) for prompt in prompts]
@@ -183,10 +177,13 @@ class VLLMClient:
         atexit.register(self.close_communicator)
 
     def update_named_param(self, name: str, weights: Tensor) -> None:
-        """Announce one tensor, then broadcast it. Errors: ``CommunicatorNotOpen``, ``TransferFailed``, the server's."""
+        """Announce one tensor, then broadcast it.
+
+        Errors: ``communicator-not-open``, ``TransferFailed``, the server's.
+        """
         if self._group is None:
             remedy = "Call init_communicator() first, in the main process only."
-            raise CommunicatorNotOpen("no communicator is open", key=self.base_url, remedy=remedy)
+            raise SyncError("no communicator is open", code="communicator-not-open", key=self.base_url, remedy=remedy)
         send_named(self.server, self._group, spec_of(name, weights), weights)
 
     def update_model_params(self, model: nn.Module | Mapping[str, Tensor]) -> None:

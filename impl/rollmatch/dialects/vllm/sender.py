@@ -15,7 +15,6 @@ from rollmatch.dialects.calls import BackgroundCall, Result
 from rollmatch.dialects.http import RunningCall
 from rollmatch.dialects.native.group import Rendezvous, wait_until_free
 from rollmatch.dialects.session import RolloutServer
-from rollmatch.dialects.trl.sender import AdapterUnproven
 from rollmatch.dialects.vllm.transports import RANK, GlooTransport, NcclTransport, StockTransport
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.gloo import BUCKET_BYTES
@@ -32,17 +31,11 @@ _UPDATE_TIMEOUT_S, _INFO_TIMEOUT_S = 600.0, 60.0
 _POLL_S, _GRACE_S = 0.002, 5.0
 
 
-class WeightsNotTaken(SyncError):
-    """A stock server was started with the weight transfer engine that this machine's transport needs."""
-
-    code = "weights-not-taken"
-
-
 class StockSender:
     """Rank 0's way to stock servers."""
 
     def __init__(self, servers: Sequence[RolloutServer], rendezvous: Rendezvous) -> None:
-        """Errors: ``WeightsNotTaken``, where a server says that it has another engine."""
+        """Errors: ``weights-not-taken``, where a server says that it has another engine."""
         self.servers, self.rendezvous = tuple(servers), rendezvous
         device = device_of(())
         self._transport: StockTransport = (
@@ -82,9 +75,11 @@ class StockSender:
         self._versions = self._read_versions()
 
     def send_adapter(self, adapter: Adapter, *, version: int) -> None:
-        """Errors: ``AdapterUnproven``, always."""
+        """Errors: ``adapter-unproven``, always."""
         url, remedy = self.servers[0].base_url, "Set sync.mode to full, or serve with rollmatch serve."
-        raise AdapterUnproven(f"{url} is a stock vllm serve, which proves no merge", key=url, remedy=remedy)
+        raise SyncError(
+            f"{url} is a stock vllm serve, which proves no merge", code="adapter-unproven", key=url, remedy=remedy
+        )
 
     def close(self) -> None:
         """Leave the group; the servers leave, too."""
@@ -190,7 +185,7 @@ def _described(plan: Plan) -> dict[str, object]:
 
 
 def _check_engine(server: RolloutServer, backend: str) -> None:
-    """Errors: ``WeightsNotTaken``, where the server says what it was started with."""
+    """Errors: ``weights-not-taken``, where the server says what it was started with."""
     if INFO not in server.routes:
         return
     config = server.get(INFO, query="config_format=json", timeout_s=_INFO_TIMEOUT_S)["vllm_config"]
@@ -198,7 +193,7 @@ def _check_engine(server: RolloutServer, backend: str) -> None:
     if found != backend:
         problem = f"{server.base_url} was started with weight transfer backend {found}, this machine needs {backend}"
         remedy = f"""Start it with --weight-transfer-config '{{"backend": "{backend}"}}'."""
-        raise WeightsNotTaken(problem, key=server.base_url, remedy=remedy)
+        raise SyncError(problem, code="weights-not-taken", key=server.base_url, remedy=remedy)
 
 
 def _finish(server: RolloutServer, version: str) -> None:

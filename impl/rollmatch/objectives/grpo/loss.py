@@ -41,18 +41,6 @@ TERM_NAMES = ("loss_policy", "kl", "clip_share", "ratio_mean", "drift", "correct
 """Figures of a step: means over the tokens learnt from, but for the loss."""
 
 
-class PolicyTargetMisfit(LearnError):
-    """A segment has a policy target, of one number per target token and list."""
-
-    code = "policy-target-misfit"
-
-
-class PolicyLogitsMisfit(LearnError):
-    """Logits come one row per token, or per kept logit."""
-
-    code = "policy-logits-misfit"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRules:
     """The objective's knobs; their ranges are the config's to hold."""
@@ -114,7 +102,7 @@ class PolicyTerms:
 
 
 def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> PolicySupervision:
-    """Every target token that the policy wrote, of every segment that is not masked. Errors: ``PolicyTargetMisfit``.
+    """Every target token that the policy wrote, of every segment that is not masked. Errors: ``policy-target-misfit``.
 
     >>> from rollmatch.records import Sample
     >>> sample, policy = Sample(sample_id=0, origin="x:1", images=()), PolicyTarget(advantages=(0.5, 0.5))
@@ -187,7 +175,7 @@ def policy_loss(
 ) -> PolicyTerms:
     """Score logits, or what stands for them: [K, V] at ``policy_logit_indices`` where ``is_kept``, else [T, V] of all.
 
-    Errors: ``PolicyLogitsMisfit``.
+    Errors: ``policy-logits-misfit``.
     """
     logprobs = policy_logprobs(logits, supervision=supervision, rules=rules, is_kept=is_kept)
     return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals)
@@ -251,14 +239,16 @@ def _column(values: Sequence[float | None] | Tensor, *, otherwise: Tensor) -> Te
 def _checked(segment: Segment) -> PolicyTarget:
     policy, origin = segment.policy, segment.sample.origin
     if policy is None or segment.prompt_len < 1:
-        raise PolicyTargetMisfit("a segment without policy target, or without prompt", key=origin)
+        raise LearnError("a segment without policy target, or without prompt", code="policy-target-misfit", key=origin)
     columns = (policy.advantages, policy.old_logprobs, policy.sampler_logprobs, policy.reference_logprobs)
     for column in (*columns, policy.is_written):
         if column is not None and len(column) != segment.train_len:
-            raise PolicyTargetMisfit(f"{len(column)} numbers for {segment.train_len} target tokens", key=origin)
+            raise LearnError(
+                f"{len(column)} numbers for {segment.train_len} target tokens", code="policy-target-misfit", key=origin
+            )
     return policy
 
 
 def _check_num_rows(num_rows: int, expected: int) -> None:
     if num_rows != expected:
-        raise PolicyLogitsMisfit(f"{num_rows} rows of logits for {expected} tokens", key="logits")
+        raise LearnError(f"{num_rows} rows of logits for {expected} tokens", code="policy-logits-misfit", key="logits")

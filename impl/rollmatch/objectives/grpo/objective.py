@@ -64,7 +64,10 @@ class GrpoObjective(PolicyGradient):
     def make_segments(
         self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
     ) -> TrainingTargets:
-        """``num_rollouts`` segments per sample. Errors: ``RewardsAllFailed``, ``LogprobsMisfit``, those of ``play``."""
+        """``num_rollouts`` segments per sample.
+
+        Errors: ``rewards-all-failed``, ``logprobs-misfit``, those of ``play``.
+        """
         repeated, timing, num_tokens = self.reuse.repeat(samples), Timing(), None
         if self.world is None:
             made = self._complete(repeated, rollouts, timing)

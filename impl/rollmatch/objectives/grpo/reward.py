@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollmatch.config.named import load_named
-from rollmatch.errors import ConfigError, TargetError
+from rollmatch.errors import ConfigError, RollmatchError, TargetError
 from rollmatch.objectives.grpo.reward_calls import RewardCall, Value, form_of
 from rollmatch.objectives.grpo.reward_processes import RewardProcesses
 from rollmatch.records import Sample
@@ -28,18 +28,6 @@ class RewardUnknown(ConfigError):
     """A reward is named as module:function, and can be imported."""
 
     code = "reward-unknown"
-
-
-class RewardsAllFailed(TargetError):
-    """Some completion of a window could be judged."""
-
-    code = "rewards-all-failed"
-
-
-class RewardNotFinite(TargetError):
-    """A reward function gives a finite number."""
-
-    code = "reward-not-finite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +123,7 @@ def _check_limits(name: str, limits: CallLimits, *, key: str, is_async: bool) ->
 def judge_all(
     answers: Sequence[str], samples: Sequence[Sample], rewards: Sequence[Reward], timing: Timing
 ) -> list[Judgement]:
-    """Every answer by every function. Errors: ``RewardsAllFailed``; one that fails for one answer costs only that."""
+    """Every answer by every function. Errors: ``rewards-all-failed``; one that fails for one answer costs only that."""
     columns = []
     for reward in rewards:
         began = time.perf_counter()
@@ -144,8 +132,9 @@ def judge_all(
     rows = zip(*columns, strict=True) if columns else [()] * len(answers)
     judged = [_judge(row, sample, rewards) for row, sample in zip(rows, samples, strict=True)]
     if judged and all(each.total is None for each in judged):
-        raise RewardsAllFailed(
+        raise TargetError(
             f"all {len(judged)} completions: {judged[0].failures[0]}",
+            code="rewards-all-failed",
             key=samples[0].origin,
             remedy="Correct the reward function; it is called with the answer's text and its sample.",
         )
@@ -155,7 +144,8 @@ def judge_all(
 def _judge(values: Sequence[Value], sample: Sample, rewards: Sequence[Reward]) -> Judgement:
     """A function that says nothing leaves the sum to the others; one that fails leaves the completion out."""
     failures = [
-        f"{reward.name} on {sample.origin}: {type(value).__name__}: {value}"
+        f"{reward.name} on {sample.origin}: "
+        + (str(value) if isinstance(value, RollmatchError) else f"{type(value).__name__}: {value}")
         for reward, value in zip(rewards, values, strict=True)
         if isinstance(value, Exception)
     ]
@@ -177,4 +167,4 @@ def _finite(value: Value, reward: Reward) -> Value:
         return error
     if is_trl and math.isnan(number):  # how arrays and tensors hold None
         return None
-    return number if math.isfinite(number) else RewardNotFinite(f"is {number}", key=reward.name)
+    return number if math.isfinite(number) else TargetError(f"is {number}", code="reward-not-finite", key=reward.name)

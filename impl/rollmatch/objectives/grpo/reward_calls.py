@@ -31,12 +31,6 @@ NOT_OFFERED = ("completion_ids", "trainer_state", "log_extra", "log_metric")
 """TRL passes them; rewards here see texts only."""
 
 
-class RewardCountWrong(TargetError):
-    """A reward function that is called with all completions returns one value each."""
-
-    code = "reward-count-wrong"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardCall:
     """A function and how to call it."""
@@ -78,7 +72,9 @@ class RewardCall:
             values = list(found)  # also of an array or a tensor
         if values is None or len(values) != len(answers):
             problem = f"returned {type(found).__name__} for {len(answers)} completions"
-            return [RewardCountWrong(problem, remedy="Return a list with one number each.")] * len(answers)
+            return [
+                TargetError(problem, code="reward-count-wrong", remedy="Return a list with one number each.")
+            ] * len(answers)
         return values
 
     async def _gather(self, calls: Sequence[Arguments]) -> list[object]:

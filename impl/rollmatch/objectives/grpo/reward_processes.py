@@ -14,12 +14,6 @@ if TYPE_CHECKING:
 Arguments = tuple[Sequence[object], Mapping[str, object]]
 
 
-class RewardTimeout(TargetError):
-    """A reward function answers within ``timeout_s``."""
-
-    code = "reward-timeout"
-
-
 class RewardProcesses:
     """``num`` processes, started with the first call and again where one ends; they end with this process.
 
@@ -47,6 +41,10 @@ class RewardProcesses:
         try:
             return future.result()
         except CallTimeout:
-            return RewardTimeout(f"no value within {self.timeout_s:g} s", remedy="Raise timeout_s, or make it faster.")
+            return TargetError(
+                f"no value within {self.timeout_s:g} s",
+                code="reward-timeout",
+                remedy="Raise timeout_s, or make it faster.",
+            )
         except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it costs this call only
             return error

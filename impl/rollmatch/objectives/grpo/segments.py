@@ -12,12 +12,6 @@ from rollmatch.objectives.grpo.reward import Judgement
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
 
 
-class LogprobsMisfit(TargetError):
-    """An engine returns one log-probability per sampled token, including the stop token, if requested."""
-
-    code = "logprobs-misfit"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionReport:
     """What one completion was worth. Made here, used by ``summarize_completions``."""
@@ -55,11 +49,12 @@ def policy_segment(sample: Sample, rollout: Rollout, policy: PolicyTarget, *, st
 
 
 def sampled_logprobs(sample: Sample, rollout: Rollout, *, stop_id: int) -> tuple[float, ...]:
-    """The engine's log-probabilities of the target's tokens. Errors: ``LogprobsMisfit``."""
+    """The engine's log-probabilities of the target's tokens. Errors: ``logprobs-misfit``."""
     logprobs, wanted = rollout.response_logprobs, len(target_ids(rollout, stop_id=stop_id))
     if logprobs is None or len(logprobs) != wanted:
-        raise LogprobsMisfit(
+        raise TargetError(
             f"{'no' if logprobs is None else len(logprobs)} log-probabilities for {wanted} tokens",
+            code="logprobs-misfit",
             key=sample.origin,
             remedy="The engine must return the log-probability of every sampled token; or set old_logprobs: recomputed "
             "and correction_cap: null, which need none.",

@@ -33,18 +33,6 @@ from rollmatch.objectives.rollout_matching.supervision import IGNORED
 from rollmatch.records import NUM_BINS, Supervision
 
 
-class LogitsMisfit(LearnError):
-    """Logits come one row per token (or per kept logit), and nothing supervises the first token."""
-
-    code = "logits-misfit"
-
-
-class TotalsTooSmall(LearnError):
-    """The step's totals hold at least what one of its rows supervises."""
-
-    code = "totals-too-small"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRules:
     """The objective's knobs; their ranges are the config's to hold."""
@@ -120,7 +108,7 @@ def logit_indices(supervision: Supervision) -> tuple[int, ...]:
 def masked_loss(logits: Logits, *, supervision: Supervision, rules: LossRules, totals: LossTotals) -> LossTerms:
     """Score a row's logits [T, V] (a padded batch: [B * L, V]), or what stands for them.
 
-    Errors: ``LogitsMisfit``, ``TotalsTooSmall``.
+    Errors: ``logits-misfit``, ``totals-too-small``.
     """
     _check_num_rows(len(logits), len(supervision.labels))
     targets = _targets_of(supervision, totals=totals, device=logits.device)
@@ -194,7 +182,7 @@ class _Targets:
 def _targets_of(supervision: Supervision, *, totals: LossTotals, device: torch.device) -> _Targets:
     text = [position for position, label in enumerate(supervision.labels) if label != IGNORED]
     if 0 in text or 0 in supervision.coord_positions:
-        raise LogitsMisfit("the first token is supervised but has no logit", key="0")
+        raise LearnError("the first token is supervised but has no logit", code="logits-misfit", key="0")
     _check_totals(supervision, totals)
 
     def whole(numbers: Iterable[int]) -> Tensor:
@@ -215,14 +203,17 @@ def _targets_of(supervision: Supervision, *, totals: LossTotals, device: torch.d
 
 def _check_num_rows(num_rows: int, expected: int) -> None:
     if num_rows != expected:
-        raise LogitsMisfit(f"{num_rows} rows of logits or hidden states for {expected} tokens", key="logits")
+        raise LearnError(
+            f"{num_rows} rows of logits or hidden states for {expected} tokens", code="logits-misfit", key="logits"
+        )
 
 
 def _check_totals(supervision: Supervision, totals: LossTotals) -> None:
     text_weight, num_slots = fsum(supervision.weights), len(supervision.coord_positions)
     if num_slots > totals.num_slots or text_weight > totals.text_weight + 1e-6:
-        raise TotalsTooSmall(
+        raise LearnError(
             f"a row supervises {text_weight} of text and {num_slots} slots, the step {totals}",
+            code="totals-too-small",
             key="totals",
             remedy="Count the totals over every row of the optimizer step.",
         )

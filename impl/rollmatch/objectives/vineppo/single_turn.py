@@ -13,12 +13,6 @@ from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.records import Rollout, RolloutRequest, Sample
 
 
-class RewardMissing(TargetError):
-    """A response whose steps are judged has a reward, and so has every continuation."""
-
-    code = "reward-missing"
-
-
 @dataclass(frozen=True, kw_only=True)
 class RewardRules:
     """What a response is paid."""
@@ -29,12 +23,17 @@ class RewardRules:
     """Of a response that ran into its limit; None: as any other."""
 
     def totals(self, answers: Sequence[tuple[int, ...]], samples: Sequence[Sample], timing: Timing) -> list[float]:
-        """Of whole responses, without stop tokens. Errors: ``RewardMissing``, ``RewardsAllFailed``."""
+        """Of whole responses, without stop tokens. Errors: ``reward-missing``, ``rewards-all-failed``."""
         judged = judge_all([self.vocabulary.text(ids) for ids in answers], samples, self.rewards, timing)
         totals = []
         for sample, judgement in zip(samples, judged, strict=True):
             if judgement.total is None:
-                raise RewardMissing(judgement.failures[0], key=sample.origin, remedy="Correct the reward function.")
+                raise TargetError(
+                    judgement.failures[0],
+                    code="reward-missing",
+                    key=sample.origin,
+                    remedy="Correct the reward function.",
+                )
             totals.append(judgement.total)
         return totals
 

@@ -13,12 +13,6 @@ from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.vineppo.prose import LINE_START, sentence_starts
 
 
-class LogprobsMissing(TargetError):
-    """Low-probability cut points need the log-probabilities of the sampled ids."""
-
-    code = "logprobs-missing"
-
-
 class Splitter(Protocol):
     """A way to cut a trajectory into steps."""
 
@@ -48,7 +42,7 @@ class FixedTokens:
 class LowProbability:
     """A step starts at every ``every``-th token that the policy was unsure of: there the response could have forked.
 
-    Source: SPO, arXiv 2505.23564, whose values are 0.9 and 5. Errors: ``LogprobsMissing``.
+    Source: SPO, arXiv 2505.23564, whose values are 0.9 and 5. Errors: ``logprobs-missing``.
     """
 
     threshold: float
@@ -57,8 +51,11 @@ class LowProbability:
     def cuts(self, trajectory: Trajectory) -> Cuts:
         """As the protocol."""
         if trajectory.logprobs is None:
-            raise LogprobsMissing(
-                "the rollout has none", key=trajectory.sample.origin, remedy="Choose another splitter."
+            raise TargetError(
+                "the rollout has none",
+                code="logprobs-missing",
+                key=trajectory.sample.origin,
+                remedy="Choose another splitter.",
             )
         return close(self.starts(trajectory.logprobs), trajectory)
 

@@ -21,12 +21,6 @@ from rollmatch.errors import TargetError
 from rollmatch.objectives.vineppo.value import Owner
 
 
-class TreeOutdated(TargetError):
-    """A tree takes trajectories of its own policy version only."""
-
-    code = "tree-outdated"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRules:
     """Where the search continues."""
@@ -91,7 +85,7 @@ class Tree:
         Cuts before ``start`` count for nothing.
         Its path: the nodes of the states it went through, its end left out.
 
-        Errors: ``TreeOutdated``, ``StepsDoNotTile``.
+        Errors: ``tree-outdated``, ``steps-do-not-tile``.
         """
         self._check(trajectory)
         check_cuts(trajectory, cuts)
@@ -133,7 +127,7 @@ class Tree:
     def _check(self, trajectory: Trajectory) -> None:
         if trajectory.policy_version != self.policy_version:
             problem = f"it holds version {self.policy_version}, the trajectory is of {trajectory.policy_version}"
-            raise TreeOutdated(problem, key=trajectory.sample.origin)
+            raise TargetError(problem, code="tree-outdated", key=trajectory.sample.origin)
 
     def _child(self, node: Node, trajectory: Trajectory, stop: int) -> Node:
         assert node.state is not None

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from rollmatch.errors import RollmatchError
+from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import DIRECT
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.transfer_plan import MergePlan, TransferPlan, from_wire
 from rollmatch.weights.worker.in_place import InPlaceReceiver, Served
 from rollmatch.weights.worker.loading import keep_weights_loadable
 from rollmatch.weights.worker.merging import FrozenWeights, merge_received
-from rollmatch.weights.worker.receiver import NothingReceived, Receiver
+from rollmatch.weights.worker.receiver import Receiver
 
 Reply = dict[str, Any]
 
@@ -160,7 +160,7 @@ class WorkerExtension:
 
     def _rollmatch_needed(self) -> Receiver:
         if self.rollmatch_receiver is None:
-            raise NothingReceived("this worker is in no group", remedy="Open a communicator.")
+            raise SyncError("this worker is in no group", code="communicator-missing", remedy="Open a communicator.")
         return self.rollmatch_receiver
 
 

@@ -32,12 +32,6 @@ from rollmatch.weights.worker.weight_layout import (
 _NOWHERE = Location()
 
 
-class NoRoomToStage(SyncError):
-    """A GPU has room for a second copy of the weights."""
-
-    code = "no-room-to-stage"
-
-
 @dataclass(slots=True)
 class Served:
     """What an engine generates with, also when its group is gone."""
@@ -121,13 +115,13 @@ class InPlaceReceiver(Receiver):
         self.served.is_whole = True
 
     def _make_room(self, specs: Sequence[Spec]) -> dict[str, Tensor]:
-        """Memory for all tensors, beside those of the model. Errors: ``NoRoomToStage``."""
+        """Memory for all tensors, beside those of the model. Errors: ``no-room-to-stage``."""
         try:
             return {spec.name: self.group.scratch(spec.shape, spec.kind[0]) for spec in specs}
         except torch.OutOfMemoryError as error:
             problem = f"no room for {sum(spec.num_bytes for spec in specs) / 1e9:.1f} GB beside the served weights"
             remedy = "Lower the server's vllm_gpu_memory_utilization, or set sync.stage to false."
-            raise NoRoomToStage(problem, key="commit", remedy=remedy) from error
+            raise SyncError(problem, code="no-room-to-stage", key="commit", remedy=remedy) from error
 
     def _receive_adapter(self, plan: TransferPlan, received: Received) -> dict[str, Tensor]:
         """A broadcast for each bucket, whose tensors have one type, then the learner's digests.

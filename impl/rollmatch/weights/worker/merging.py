@@ -100,7 +100,8 @@ def merge_in_place(
 ) -> None:
     """Write merged weights, and the base's where something else is, on the current stream of a GPU.
 
-    Adds what their digests are made of to [len(plan.merges), 2] ``sums``. Errors: ``AdapterMisfit``, ``LoadFailed``;
+    Adds what their digests are made of to [len(plan.merges), 2] ``sums``. Errors: ``AdapterMisfit``,
+    ``weights-broken``;
     the model may then hold a mixture.
     """
     names = [merge.name for merge in plan.merges]

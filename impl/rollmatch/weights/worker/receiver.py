@@ -30,12 +30,6 @@ class WeightsNotFinite(SyncError):
     code = "weights-not-finite"
 
 
-class NothingReceived(SyncError):
-    """Only what was received can be loaded."""
-
-    code = "communicator-missing"
-
-
 class SyncDropped(SyncError):
     """A transfer runs until it is complete, unless somebody drops it."""
 
@@ -52,12 +46,6 @@ class ReceivingGroup(Protocol):
 
     def close(self) -> None:
         """Leave."""
-
-
-class LoadFailed(SyncError):
-    """vLLM's loader takes every tensor that was checked before."""
-
-    code = "weights-broken"
 
 
 @dataclass(slots=True)
@@ -134,9 +122,14 @@ class Receiver:
         return receiver
 
     def known_plan(self, sync_id: str, *, like: str) -> TransferPlan:
-        """The plan that was received as ``like``, for another sync. Errors: ``NothingReceived``."""
+        """The plan that was received as ``like``, for another sync. Errors: ``communicator-missing``."""
         if self._known is None or self._known.sync_id != like:
-            raise NothingReceived(f"no plan {like} is known", key="like", remedy="Announce the tensors themselves.")
+            raise SyncError(
+                f"no plan {like} is known",
+                code="communicator-missing",
+                key="like",
+                remedy="Announce the tensors themselves.",
+            )
         return replace(self._known, sync_id=sync_id)
 
     def begin(self, plan: TransferPlan) -> None:
@@ -172,11 +165,11 @@ class Receiver:
         return Progress(share=None, digests=dict(received.digests))
 
     def take(self) -> dict[str, Tensor]:
-        """Hand over the tensors; their memory is used again after ``load_into``. Errors: ``NothingReceived``."""
+        """Hand over the tensors; their memory is used again after ``load_into``. Errors: ``communicator-missing``."""
         if self._failure is not None:
             raise self._failure
         if not self._received.tensors:
-            raise NothingReceived("nothing was received", remedy="Send the tensors first.")
+            raise SyncError("nothing was received", code="communicator-missing", remedy="Send the tensors first.")
         taken, self._received = self._received, Received()
         self._lent += taken.blocks
         return taken.tensors
@@ -184,7 +177,7 @@ class Receiver:
     def load_into(self, model: nn.Module, *, aliases: Collection[str] = ()) -> None:
         """Load what was received, except tied tensors, which come with what they are tied to.
 
-        Errors: ``NothingReceived``, ``LoadFailed``.
+        Errors: ``communicator-missing``, ``weights-broken``.
         """
         load_into(model, {name: tensor for name, tensor in self.take().items() if name not in aliases})
         kept = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
@@ -280,12 +273,13 @@ class Receiver:
 
 @torch.no_grad()
 def load_into(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """All tensors, by checkpoint name. Errors: ``LoadFailed``; the model may then hold a mixture."""
+    """All tensors, by checkpoint name. Errors: ``weights-broken``; the model may then hold a mixture."""
     try:
         model.load_weights(iter(tensors.items()))  # type: ignore[operator]
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise LoadFailed(
+        raise SyncError(
             f"vLLM's loader: {type(error).__name__}: {error}",
+            code="weights-broken",
             key="load",
             remedy="Run a full sync; if it fails again, restart the server.",
         ) from error

@@ -20,15 +20,9 @@ from rollmatch.weights.plan import Spec
 from rollmatch.weights.transfer_plan import TransferPlan
 from rollmatch.weights.worker.loading import has_plain_weights
 from rollmatch.weights.worker.plugin import RL_ROUTES
-from rollmatch.weights.worker.receiver import NothingReceived, Receiver
+from rollmatch.weights.worker.receiver import Receiver
 
 LEARNER = 0
-
-
-class WeightsPacked(SyncError):
-    """Weights are loaded into a model that keeps them as they are."""
-
-    code = "weights-packed"
 
 
 @dataclass(kw_only=True)
@@ -64,11 +58,13 @@ class GlooEngine(WeightTransferEngine[StockInitInfo, StockUpdateInfo]):  # type:
     _receiver: Receiver | None = None
 
     def init_transfer_engine(self, init_info: StockInitInfo) -> None:
-        """Join; an older group is left. Errors: ``CommunicatorTimeout``, ``WeightsPacked``, ``protocol-unknown``."""
+        """Join; an older group is left. Errors: ``CommunicatorTimeout``, ``weights-packed``, ``protocol-unknown``."""
         _check_protocol(init_info.protocol)
         if not has_plain_weights():
             problem = "vLLM has packed its linear weights, of which a tied head would keep an old copy"
-            raise WeightsPacked(problem, key=RL_ROUTES, remedy=f"Start the server with {RL_ROUTES}=1.")
+            raise SyncError(
+                problem, code="weights-packed", key=RL_ROUTES, remedy=f"Start the server with {RL_ROUTES}=1."
+            )
         self.shutdown()
         parallel = self.parallel_config
         address = GroupAddress(
@@ -91,7 +87,7 @@ class GlooEngine(WeightTransferEngine[StockInitInfo, StockUpdateInfo]):  # type:
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: StockUpdateInfo) -> None:
-        """Receive, verify, load. Errors: ``TransferFailed``, ``DigestMismatch``, ``LoadFailed``."""
+        """Receive, verify, load. Errors: ``TransferFailed``, ``DigestMismatch``, ``weights-broken``."""
         shapes = map(tuple, update_info.shapes)
         specs = tuple(Spec(*fields) for fields in zip(update_info.names, update_info.dtype_names, shapes, strict=True))
         buckets = tuple(update_info.buckets or [len(specs)])
@@ -121,7 +117,11 @@ class GlooEngine(WeightTransferEngine[StockInitInfo, StockUpdateInfo]):  # type:
 
     def _needed(self) -> Receiver:
         if self._receiver is None:
-            raise NothingReceived("no learner is connected", remedy="Call /init_weight_transfer_engine first.")
+            raise SyncError(
+                "no learner is connected",
+                code="communicator-missing",
+                remedy="Call /init_weight_transfer_engine first.",
+            )
         return self._receiver
 
 

@@ -166,7 +166,7 @@ def _refused(problem: str, name: str = "layout") -> LayoutUnknown:
 
 @torch.no_grad()
 def write_tensors(model: nn.Module, layout: WeightLayout, tensors: Mapping[str, torch.Tensor]) -> None:
-    """All tensors, wherever they go. Errors: ``LoadFailed``."""
+    """All tensors, wherever they go. Errors: ``weights-broken``."""
     for name, tensor in tensors.items():
         write_parts(layout.by_name[name], tensor)
         whole = layout.by_name[name].whole
@@ -183,7 +183,7 @@ def write_parts(location: Location, tensor: torch.Tensor) -> None:
 
 
 def load_changed(model: nn.Module | None, layout: WeightLayout, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Those that vLLM's loader changes on the way. Errors: ``LoadFailed``."""
+    """Those that vLLM's loader changes on the way. Errors: ``weights-broken``."""
     changed = {name: tensor for name, tensor in tensors.items() if layout.by_name[name].by_loader}
     if changed and model is not None:
         load_into(model, changed)
