@@ -54,7 +54,9 @@ def main(task: str, folder: Path, *overrides: str, checkpoint: str | None = None
     assert is_split == ("training.strategy=fsdp2" in overrides)
     rank = trainer.source.ranks.rank
     save_file(weights_of(trainer.model), folder / f"rank{rank}.safetensors")
-    log = {"losses": [line["loss"] for line in trainer.state.log_history if "loss" in line], "metrics": metrics}
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    parts = [[line.get("loss_ce"), line.get("loss_coord")] for line in lines]
+    log = {"losses": [line["loss"] for line in lines], "parts": parts, "metrics": metrics}
     (folder / f"rank{rank}.json").write_text(json.dumps(log))
     restarts = {"calm": (), "restarted": (2, 11)} if task == "turns" else {}  # in a turn, and in a continuation's
     for name, numbers in restarts.items():

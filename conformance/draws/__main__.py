@@ -7,23 +7,33 @@ import sys
 import tempfile
 import time
 import traceback
+from itertools import count
 from pathlib import Path
 
-from hypothesis import HealthCheck, Phase, Verbosity, assume, given, seed, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 
 from rollmatch.run.machine import set_environment
 
 set_environment(eager=True)  # before torch loads
 
 
-class Search:
-    """Draws until one fails or the time is over; Hypothesis shrinks what fails."""
+ROUND = 6
+"""Examples of a round of Hypothesis: in longer ones it varies what it has drawn, and leaves whole objectives out."""
 
-    def __init__(self, folder: Path, *, seconds: float, shrink_s: float) -> None:
-        self.folder, self.end, self.shrink_s = folder, time.monotonic() + seconds, shrink_s
+
+class Search:
+    """Draws until one fails, or there are enough; Hypothesis shrinks what fails."""
+
+    def __init__(self, folder: Path, *, draws: int, seconds: float, shrink_s: float) -> None:
+        self.folder, self.draws, self.shrink_s = folder, draws, shrink_s
+        self.end = time.monotonic() + seconds
         self.num_judged = self.num_close = 0
-        self.failures: dict[str, BaseException] = {}
+        self.known: dict[str, BaseException | None] = {}
         self.failed, self.found_after = None, 0
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.end or (self.failed is None and self.num_judged >= self.draws)
 
     def judge(self, draw: dict) -> None:
         """Raise what this draw fails with; the same draw once more fails alike."""
@@ -31,24 +41,26 @@ class Search:
         from conformance.oracle.sampling import TooClose
 
         name = json.dumps(draw)
-        if name in self.failures:
-            raise self.failures[name]
-        assume(time.monotonic() < self.end)
-        folder = Path(tempfile.mkdtemp(prefix="draw-", dir=self.folder))
+        if name in self.known:
+            if (error := self.known[name]) is not None:
+                raise error
+            return
+        if self.is_over:
+            return
+        folder, self.known[name] = Path(tempfile.mkdtemp(prefix="draw-", dir=self.folder)), None
         try:
             judge(draw, folder, self.folder / "models")
         except TooClose:
             self.num_close += 1
-            shutil.rmtree(folder)
-            assume(False)
         except Exception as error:
-            self.failures[name] = error
+            self.known[name] = error
             if self.failed is None:
                 self.found_after, self.end = self.num_judged + 1, time.monotonic() + self.shrink_s
                 sys.stderr.write(f"draw {self.found_after}: {type(error).__name__}: {error} in {folder}\n")
             self.failed = folder
             raise
-        self.num_judged += 1
+        else:
+            self.num_judged += 1
         shutil.rmtree(folder)
 
 
@@ -60,7 +72,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance.draws", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, help="of a draw that failed")
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--draws", type=int, default=150)
+    parser.add_argument("--draws", type=int, default=10**9)
+    parser.add_argument("--ranks", type=int, default=None, help="learner ranks of every draw")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--shrink-seconds", type=float, default=60)
     options = parser.parse_args()
@@ -82,9 +95,9 @@ def search(options: argparse.Namespace) -> int:
 
     number = options.seed if options.seed is not None else int(time.time())
     folder = Path(tempfile.mkdtemp(prefix="rollmatch-oracle-"))
-    found = Search(folder, seconds=options.seconds, shrink_s=options.shrink_seconds)
+    found = Search(folder, draws=options.draws, seconds=options.seconds, shrink_s=options.shrink_seconds)
     rules = settings(
-        max_examples=options.draws if options.seconds > 1e8 else 10**6,
+        max_examples=ROUND,
         deadline=None,
         database=None,
         print_blob=False,
@@ -94,7 +107,10 @@ def search(options: argparse.Namespace) -> int:
         report_multiple_bugs=False,
     )
     try:
-        seed(number)(rules(given(draw=runs())(found.judge)))()
+        for part in count():
+            if found.is_over:
+                break
+            seed(1000 * number + part)(rules(given(draw=runs(ranks=options.ranks))(found.judge)))()
     except Exception:
         if found.failed is None:
             raise

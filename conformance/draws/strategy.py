@@ -3,18 +3,43 @@
 from hypothesis import strategies as st
 
 from conformance.draws.models import PACKABLE
-from conformance.oracle.defaults import G, R, T, V
+from conformance.oracle.defaults import E, G, R, T, V
 from conformance.oracle.script import BOXES, NAMES
 
 HERE = "conformance.oracle.rewards"
 SIZES = ("32-32", "64-32", "32-96")
-COSTLY = 12
-"""One draw of so many has several ranks: processes take ten seconds to start."""
+COSTLY = 0.05
+"""Share of draws that have several ranks: processes take ten seconds to start."""
+
+
+PLAIN = {
+    "custom.trainer_variant": "grpo",
+    f"{R}.rollout_backend": "hf",
+    f"{R}.decoding.temperature": 0.7,
+    f"{R}.max_new_tokens": 5,
+    f"{G}.rewards": [{"function": f"{HERE}:spread"}],
+    "global_max_length": 64,
+}
+WRONG = (
+    ({f"{T}.packing": True, f"{T}.packing_drop_last": False}, "packing-never-flushes", f"{T}.packing_drop_last"),
+    ({f"{T}.packing_buffer": 0}, "out-of-range", f"{T}.packing_buffer"),
+    ({f"{T}.max_step": 3}, "unknown-key", f"{T}.max_step"),
+    ({f"{G}.beta": -1.0}, "out-of-range", f"{G}.beta"),
+    ({f"{G}.ratio_cap": 1.0}, "ratio-cap-under-clip", f"{G}.ratio_cap"),
+    ({f"{R}.pieces_per_server": 4, f"{R}.overlap": "off"}, "late-work-needs-overlap", f"{R}.pieces_per_server"),
+    ({f"{R}.decoding.top_p": 0}, "out-of-range", f"{R}.decoding.top_p"),
+    ({"tuner.use_dora": True, "tuner.train_type": "full"}, "dora-without-lora", "tuner.use_dora"),
+    ({"tuner.freeze_vits": True}, "unknown-key", "tuner.freeze_vits"),
+)
+"""Keys that are wrong beside ``PLAIN``, with code and key of the refusal; none hides another."""
 
 
 @st.composite
-def runs(draw):
-    """A draw: family, samples, keys; also servers, ranks, dropout, the step to resume from."""
+def runs(draw, ranks=None):
+    """A draw: family, samples, keys; also servers, ranks, dropout, the step to resume from.
+
+    ``ranks``: their number, where it is not to be drawn.
+    """
 
     def one_of(*values):
         return draw(st.sampled_from(values))
@@ -29,12 +54,17 @@ def runs(draw):
     else:
         made["keys"] |= {f"{R}.rollout_backend": "hf", f"{R}.rollout_generate_batch_size": one_of(1, 3)}
     made["keys"] |= _grpo(one_of, variant) | _vineppo(one_of) if is_paid else _matching(one_of, made)
+    if made["servers"] and variant == "grpo" and not any(one.get("fails") for one in made["servers"]):
+        _world(one_of, made)
     made["samples"] = [_sample(one_of, made, number) for number in range(one_of(3, 5, 8))]
     _tuner(one_of, made)
     if made["servers"] and not any(one.get("fails") for one in made["servers"]) and variant == "grpo":
         _ahead(one_of, made)
-    if one_of(*range(COSTLY)) == COSTLY - 1 and "dropout" not in made:
-        made["ranks"] = one_of(2, 3)
+    number = ranks or one_of(2, 3) if ranks or draw(st.integers(0, 99)) >= 100 - 100 * COSTLY else 1
+    if number > 1 and "dropout" not in made:
+        made["ranks"] = number
+    elif draw(st.integers(0, 99)) >= 90:
+        made["wrong"] = sorted({one_of(*range(len(WRONG))) for _ in range(4)})
     elif not any(one.get("fails") for one in made["servers"]) and one_of(0, 0, 1):
         made["resume"] = one_of(*range(1, made["keys"][f"{T}.max_steps"]))
     return made
@@ -54,10 +84,13 @@ def _training(one_of, made):
         "optim": one_of("sgd", "sgd", "adamw_torch"),
         "eval_scenes": 1,
     }
+    if keys["optim"] == "sgd" and keys["max_grad_norm"] != 0.5:
+        keys["learning_rate"] /= 30  # a step stays a step
     if keys["optim"] == "adamw_torch":
         keys |= {"adam_beta1": one_of(0.9, 0.5), "adam_beta2": one_of(0.999, 0.8), "adam_epsilon": 0.01}
     is_paid = made["keys"]["custom.trainer_variant"] not in ("sft", "rollout_matching_sft")
-    length, attention = one_of(64, 72) if is_paid else one_of(420, 600), one_of("packed", "sdpa", "eager")
+    lengths = (420, 600) if not is_paid else (110, 130) if made["family"] == "qwen3_vl" else (64, 72)
+    length, attention = one_of(*lengths), one_of("packed", "sdpa", "eager")
     if made["family"] in PACKABLE and attention == "packed":
         keys |= one_of({}, {"packing": True}, {"padding_free": True})
         if "packing" not in keys and one_of(True, False):
@@ -181,7 +214,9 @@ def _tuner(one_of, made):
             "tuner.target_regex": one_of(".*layers.0.*(q|down)_proj", ".*language_model.*_proj|model.layers.*_proj")
         }
         keys |= {f"{T}.lr_scheduler_type": one_of("linear", "cosine"), f"{T}.warmup_steps": 1}
-    elif kind == "frozen" and made["family"] == "qwen3_vl":
+        if "tuner.use_dora" not in keys and one_of(0, 1):
+            keys["tuner.lora_dropout"], kind = 0.2, "dropout"
+    if kind == "frozen" and made["family"] == "qwen3_vl":
         part = one_of("vit", "aligner", "llm")
         keys |= {f"tuner.freeze_{part}": True}
     elif kind == "dropout":
@@ -191,11 +226,24 @@ def _tuner(one_of, made):
             keys.pop(f"{T}.{name}", None)
 
 
+def _world(one_of, made):
+    """Turns in an environment, or servers of another dialect."""
+    kind = one_of("", "world", "vllm")
+    if kind == "world":
+        keys = {"name": "conformance.oracle.echo:Echo", "max_turns": one_of(2, 3), "max_response_tokens": one_of(40, 9)}
+        made["keys"] |= {f"{E}.{name}": value for name, value in keys.items()}
+        made["keys"] |= {f"{E}.observations": one_of("text", "chat"), "global_max_length": one_of(110, 130)}
+        made["keys"].pop(f"{T}.tokens_per_micro_batch", None)
+        made["keys"].pop(f"{G}.rewards")
+    elif kind == "vllm":
+        made["dialect"] = kind
+
+
 def _ahead(one_of, made):
     """Rollouts of later windows are requested while the learner learns."""
     keys = made["keys"]
     length = keys[f"{G}.steps_per_generation"] * keys[f"{G}.num_iterations"]
-    if one_of(0, 1) and f"{T}.packing" not in keys:
+    if one_of(0, 1) and f"{T}.packing" not in keys and f"{E}.name" not in keys:
         keys |= {f"{R}.overlap": "ahead", f"{R}.max_staleness": 2 * length - 1 + one_of(0, 1)}
         keys |= one_of({}, {f"{R}.pieces_per_server": 2})
         if keys[f"{G}.correction_cap"] is None:

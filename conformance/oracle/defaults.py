@@ -1,6 +1,7 @@
 """Defaults of the keys that the oracle reads, from the reference, and keys as a tree."""
 
 R, G, T, V = "custom.extra.rollout_matching", "custom.extra.grpo", "training", "custom.extra.vineppo"
+E = "custom.extra.environment"
 _DEFAULTS = {
     "overlong": "error",
     "tuner": {"train_type": "full", "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0, "use_dora": False}

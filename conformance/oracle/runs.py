@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from conformance.oracle import matching, values
-from conformance.oracle.defaults import DEFAULTS, G, R, T, V, below
+from conformance.oracle import echo, matching, values
+from conformance.oracle.defaults import DEFAULTS, E, G, R, T, V, below
 from conformance.oracle.gradients import Optimizer, group_advantages, policy_step
 from conformance.oracle.plan import rows_of, seed_of, windows
 from conformance.oracle.policy import PICTURE, Policy, words_of
@@ -25,6 +25,7 @@ class Step:
 
     figures: dict = field(default_factory=dict)
     weights: dict = field(default_factory=dict)
+    """After the step and before it."""
     requested: list = field(default_factory=list)
     """(sample ids, seeds); empty where the step rolls nothing out."""
     rewards: list = field(default_factory=list)
@@ -108,7 +109,7 @@ class Oracle:
                 seeds = [seed_of(self.keys, step=step, rank=rank, index=i) for i in range(len(asked))]
                 result.requested.append((asked, seeds))
                 rollouts = self.generate(asked, seeds, self.decoding, rank=rank)
-            per_rank.append([self.completion(*pair) for pair in zip(asked, rollouts, strict=True)])
+            per_rank.append(self.completions(asked, rollouts, name=f"{step}.{rank}.t"))
         if self.is_paid:
             self.compare(per_rank, result)
         else:
@@ -133,7 +134,7 @@ class Oracle:
             asked = samples[rank :: self.ranks]
             seeds = [seed_of(self.keys, step=step, rank=rank + 2 * self.ranks, index=i) for i in range(len(asked))]
             rollouts = self.generate(asked, seeds, self.decoding | own, rank=rank)
-            made += [self.completion(*pair) for pair in zip(asked, rollouts, strict=True)]
+            made += self.completions(asked, rollouts, name=f"{step}.{rank}.t", is_eval=True)
         made.sort(key=lambda c: c["index"])
         if not self.is_paid:
             return matching.quality([self.matched(c, self.keys[f"{R}.eval_iou"])["counts"] for c in made])
@@ -159,6 +160,8 @@ class Oracle:
             chat = [(m["role"], m["content"].replace("<image>", PICTURE)) for m in one["messages"]]
         else:
             chat = [("user", PICTURE * len(names) + one.get("prompt", self.keys["custom.prompts.user"]))]
+        if self.keys.get(f"{E}.name"):
+            chat[-1] = (chat[-1][0], f"{chat[-1][1]}\ngo")
         return self.words.chat([*([("system", system)] if system and chat[0][0] != "system" else []), *chat])
 
     def generate(self, asked: list, seeds: list, decoding: dict, *, rank: int) -> list:
@@ -179,6 +182,28 @@ class Oracle:
             made += sample(self.sampler, rows, seeds[start], decoding, **options)
         return made
 
+    def completions(self, asked: list, rollouts: list, *, name: str, is_eval: bool = False) -> list:
+        """Of each rollout; in an environment, of the whole episode that begins with it."""
+        made = [self.completion(*pair) for pair in zip(asked, rollouts, strict=True)]
+        if self.keys.get(f"{E}.name"):
+            rules, limit = below(self.keys, E), self.keys[f"{R}.max_new_tokens"]
+            known = {(seed, tuple(ids)) for call in self.calls for ids, seed, _ in call["requests"]}
+            later = [r for s in self.servers for kind, v, r in s.log if kind == "infer" and v == self.version]
+            later = [r for r in later if r[3].startswith(f"{name}.")]
+            for place, (c, first) in enumerate(zip(made, rollouts, strict=True)):
+
+                def next_turn(so_far: list, number: int, most: int, c: dict = c, place: int = place) -> tuple:
+                    ids = (*c["prompt"], *so_far)
+                    found = [r for r in later if r[3] == f"{name}.{place}.{number}" and r[0] == ids]
+                    wanted = self.decoding["temperature"] if not is_eval else self.rules["eval_temperature"]
+                    found = [r for r in found if r[2]["temperature"] == wanted and (r[1], r[0]) not in known]
+                    assert found, f"turn {number} of {name}.{place} was never requested for its ids"
+                    assert found[-1][2]["max_tokens"] == most, "a turn has another budget"
+                    return write(self.words, ids, found[-1][1], most, self.variant)
+
+                c |= echo.play(self.words, first, next_turn, rules, turn_limit=limit)
+        return made
+
     def completion(self, index: int, rollout: tuple) -> dict:
         target, logprobs = rollout
         ended = target[-1:] == [self.words.stop]
@@ -187,7 +212,7 @@ class Oracle:
         prompt, sizes = self.prompt(index), [Image.open(path).size for path in paths]
         made = {"index": index, "prompt": prompt, "expanded": self.words.expanded(prompt, sizes), "images": paths}
         made |= {"target": target, "response": response, "ended": ended, "engine": logprobs, "written": None}
-        return made | ({"reward": pay(self.words.text(response), self.rules["rewards"])} if self.is_paid else {})
+        return made | {"reward": pay(self.words.text(response), self.rules.get("rewards", []))}
 
     def compare(self, per_rank: list, result: Step) -> None:
         """Advantages, masks and recorded log-probabilities of a window's completions."""
@@ -238,7 +263,7 @@ class Oracle:
         known = {seed for call in self.calls for _, seed, _ in call["requests"]}
         prompts = {i: tuple(self.prompt(i)) for i in {c["index"] for c in everyone}}
         records = [one for s in self.servers for kind, v, one in s.log if kind == "infer" and v == self.version]
-        for ids, seed, sampling in records:
+        for ids, seed, sampling, _ in records:
             if seed in known:
                 continue
             index = max((i for i, p in prompts.items() if ids[: len(p)] == p), key=lambda i: len(prompts[i]))
@@ -266,7 +291,7 @@ class Oracle:
             segments = [self.packed(*three) for three in zip(range(self.ranks), segments, num_batches, strict=True)]
         result.learnt = [sorted(c["index"] for c in own) for own in segments]
         everyone = [c for own in segments for c in own]
-        limit = self.keys[f"{R}.max_new_tokens"]
+        limit = self.keys.get(f"{E}.max_response_tokens", self.keys[f"{R}.max_new_tokens"])
         self.policy.model.train()
         if self.is_paid:
             loss, figures = policy_step(everyone, lambda c: self.logprobs(self.policy, c), self.rules, limit=limit)
@@ -274,14 +299,17 @@ class Oracle:
             coords = [self.words.added[f"<|coord_{k}|>"] for k in range(1000)]
             loss, figures = matching.matching_step(everyone, self.logits, below(self.keys, R), coords)
         result.figures = {"loss": float(loss.detach())} | figures
-        names, found = [*self.policy.weights], [None] * len(self.policy.weights)
-        if loss.requires_grad:
-            found = torch.autograd.grad(loss, [self.policy.weights[name] for name in names], allow_unused=True)
-        pairs = zip(names, found, strict=True)
-        gradients = {n: torch.zeros_like(self.policy.weights[n]) if g is None else g for n, g in pairs}
+        names = [*self.policy.weights]
+        if loss.requires_grad:  # weights that no segment has used keep still: they are not decayed either
+            leaves = [self.policy.weights[name] for name in names]
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        else:
+            found = [torch.zeros_like(self.policy.weights[name]) for name in names]
+        gradients = {name: g for name, g in zip(names, found, strict=True) if g is not None}
         self.policy.model.eval()
+        before = {name: weight.detach().clone() for name, weight in self.policy.weights.items()}
         result.figures["grad_norm"] = self.optimizer.step(self.policy.weights, gradients, step)
-        result.weights = {name: weight.detach().clone() for name, weight in self.policy.weights.items()}
+        result.weights = {name: (weight.detach(), before[name]) for name, weight in self.policy.weights.items()}
 
     def logits(self, one: dict) -> torch.Tensor:
         return self.policy.logits([*one["expanded"], *one["target"]], one["images"])[len(one["expanded"]) - 1 : -1]

@@ -105,6 +105,16 @@ def test_two_ranks_learn_what_one_rank_learns(pair_of_ranks, one_rank):
         assert log_of(pair_of_ranks, rank)["losses"] == pytest.approx(losses, rel=1e-4)
 
 
+@pytest.mark.scenario(clauses=["observability/quality-is-measured-by-counts#7"])
+def test_the_parts_of_the_loss_are_those_of_all_ranks(pair_of_ranks, one_rank):
+    """Each rank learns from its own segments; what the page shows is of the whole step."""
+    trainer, *_ = one_rank
+    lines = [line for line in trainer.state.log_history if "loss" in line]
+    expected = [[line["loss_ce"], line["loss_coord"]] for line in lines]
+    for rank in (0, 1):
+        assert log_of(pair_of_ranks, rank)["parts"] == [pytest.approx(pair, rel=1e-3) for pair in expected]
+
+
 def test_an_evaluation_over_two_ranks_counts_every_scene_once(pair_of_ranks, one_rank):
     _, _, expected = one_rank
     for rank in (0, 1):

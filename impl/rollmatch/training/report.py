@@ -173,6 +173,11 @@ class StepReport:
         for name, value in figures.items():
             self.terms[name] = self.terms.get(name, 0.0) + value
 
+    def sum_terms(self, sum_over_ranks: Callable[[Sequence[float]], list[float]]) -> None:
+        """Make this rank's shares of the terms those of the whole step. All ranks call it, once it has been learnt."""
+        names = self.objective.term_names
+        self.terms = dict(zip(names, sum_over_ranks([self.terms.get(name, 0.0) for name in names]), strict=True))
+
     @property
     def is_finite(self) -> bool:
         """Whether this rank's losses are numbers; by others, the step's weights are no numbers either."""

@@ -218,6 +218,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         timeline: dict[str, object] = {}
         if "loss" in logs:
             self.report.end_learning()
+            self.report.sum_terms(self.source.ranks.sum)
             figures, timeline = self.report.times(self.overlap.prefetch)
             waits = self.source.ranks.gather(self.report.phase_s["rollout"])
             figures |= {f"time/rollout_s/rank{rank}": seconds for rank, seconds in enumerate(waits)}
