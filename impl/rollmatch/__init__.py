@@ -15,7 +15,7 @@ The names in ``__all__`` are public and stable; everything else may change. They
 
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "api": ("GRPOTrainer", "VinePPOMCTSTrainer", "VinePPOTrainer", "train"),

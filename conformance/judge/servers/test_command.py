@@ -18,6 +18,7 @@ from conformance.doubles.digits import MODEL, ROOT
 from conformance.judge.servers.command import main
 from conformance.judge.servers.policy import Policies
 from conformance.judge.servers.test_judgement import REPLY, small_server
+from rollmatch import __version__
 from rollmatch.cli.main import main as rollmatch
 
 GOOD = ("health-with-and-without-slash", "routes-are-listed", "one-prompt-one-response")
@@ -99,13 +100,9 @@ def test_a_bare_url_is_judged_without_torch_and_without_the_implementation(insta
 
 
 def test_both_wheels_have_one_version():
-    projects = [
-        tomllib.loads((ROOT / path).read_text())["project"]
-        for path in ("pyproject.toml", "conformance/judge/pyproject.toml")
-    ]
-    version = projects[0]["version"]
-    assert projects[1]["version"] == version
-    assert projects[1]["optional-dependencies"]["weights"] == [f"rollmatch=={version}"]
+    judge = tomllib.loads((ROOT / "conformance/judge/pyproject.toml").read_text())["project"]
+    assert judge["version"] == __version__
+    assert judge["optional-dependencies"]["weights"] == [f"rollmatch=={__version__}"]
 
 
 def test_reports_say_the_same(installed, tmp_path):
