@@ -19,7 +19,7 @@ BUCKET_BYTES = 2**16
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": str(sample.sample_id)}],
     banned_ids=(),
-    vocabulary=SimpleNamespace(stop_id=9, stop_token="<|im_end|>"),
+    vocabulary=SimpleNamespace(stop_ids={9}, stop_texts=("<|im_end|>",)),
 )
 
 

@@ -19,20 +19,15 @@ TOLERANCE = 1e-3
 
 
 def segments_of(requests, rollouts) -> list[Segment]:
-    stop_id = template_of().vocabulary.stop_id
     return [
-        policy_segment(request.sample, rollout, PolicyTarget(advantages=()), stop_id=stop_id)
+        policy_segment(request.sample, rollout, PolicyTarget(advantages=()))
         for request, rollout in zip(requests, rollouts, strict=True)
     ]
 
 
 def reported_of(requests, rollouts) -> list[tuple[float, ...]]:
     """The engine's, of every target token."""
-    stop_id = template_of().vocabulary.stop_id
-    return [
-        sampled_logprobs(request.sample, rollout, stop_id=stop_id)
-        for request, rollout in zip(requests, rollouts, strict=True)
-    ]
+    return [sampled_logprobs(request.sample, rollout) for request, rollout in zip(requests, rollouts, strict=True)]
 
 
 def found_in(model, requests, rollouts, *, temperature: float) -> list[tuple[float, ...]]:

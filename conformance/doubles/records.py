@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from conformance.doubles.tokenizer import make_vocabulary
 from rollmatch.records import GroundTruth, Rollout, RolloutRequest, Sample, Segment
 
 
@@ -22,8 +23,10 @@ def segment_with(token_ids: tuple[int, ...], **fields: Any) -> Segment:
     return Segment(**usual | fields, token_ids=token_ids)
 
 
-def make_rollout(response: tuple[int, ...], **fields: Any) -> Rollout:
-    usual = {"request_id": "0.0.0", "prompt_token_ids": (1,), "finish_reason": "stop", "policy_version": 1}
+def make_rollout(response: tuple[int, ...], *, finish_reason: str = "stop", **fields: Any) -> Rollout:
+    """One that the stop token of the double's vocabulary has ended, or its limit."""
+    stop_id = make_vocabulary().stop_id if finish_reason == "stop" else None
+    usual = {"request_id": "0.0.0", "prompt_token_ids": (1,), "stop_id": stop_id, "policy_version": 1}
     return Rollout(**usual | fields, response_token_ids=response)
 
 

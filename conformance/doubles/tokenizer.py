@@ -77,13 +77,13 @@ def make_tokenizer(fused_parts: tuple[bytes, ...] = FUSED, halves: tuple[tuple[b
 @cache
 def make_vocabulary() -> Vocabulary:
     """The vocabulary of that tokenizer; shared, because it is read only."""
-    return Vocabulary(make_tokenizer())
+    return Vocabulary(make_tokenizer(), stop_token="<|im_end|>")
 
 
 @cache
 def make_fusing_vocabulary() -> Vocabulary:
     """A vocabulary that fuses what ``FUSED`` says, and numbers besides."""
-    return Vocabulary(make_tokenizer(FUSED + FUSED_NUMBERS, FUSED_HALVES))
+    return Vocabulary(make_tokenizer(FUSED + FUSED_NUMBERS, FUSED_HALVES), stop_token="<|im_end|>")
 
 
 def ids_of_bytes(raw: bytes) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from conformance.doubles.started import finish, in_time, journals_of, keep, star
 from conformance.gpu.greedy import answers
 from conformance.judge.calls import Server
 from conformance.tools.judge import judge
-from rollmatch.model.vocabulary import trim_stop
+from rollmatch.model.vocabulary import split_at_stop
 
 STEPS, NUM_ASKED = 60, 8
 SERVER = "custom.extra.rollout_server"
@@ -128,8 +128,8 @@ def test_a_server_rolls_out_and_a_learner_learns(tmp_path, name):
         assert code == 0, text[-3000:] + server.output()[-3000:]
         health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()
         served = answers(Server(f"http://127.0.0.1:{port}"), NUM_ASKED)
-    stop_ids = {template_of().vocabulary.stop_id}
-    assert [trim_stop(ids, stop_ids) for ids in served] == fresh_answers(out / f"checkpoint-{STEPS}")
+    stop_ids = template_of().vocabulary.stop_ids
+    assert [split_at_stop(ids, stop_ids)[0] for ids in served] == fresh_answers(out / f"checkpoint-{STEPS}")
     assert health["world_size"] == len(replicas.split(","))
     assert health["policy_version"] == STEPS + 1
     check_run(out, len(learners.split(",")))

@@ -56,6 +56,8 @@ class Sample:
     height: int = 0
     messages: tuple[tuple[str, str], ...] = ()
     """(role, text) of its own chat, with ``<image>`` in place of images; empty: the configured prompts are used."""
+    message_fields: tuple[Mapping[str, Any], ...] = ()
+    """Further fields of each message for the chat template, such as tool_calls; empty: none."""
     has_text_prompt: bool = False
     """Whether the record had a prompt and no messages: rewards of others then get texts, else messages."""
     system: str | None = None
@@ -63,6 +65,18 @@ class Sample:
     tools: tuple[Mapping[str, Any], ...] = ()
     """JSON schemas of functions, for the chat template."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def chat(self) -> list[dict[str, Any]]:
+        """Its own messages as chat templates take them.
+
+        >>> called = Sample(sample_id=0, origin="x:1", images=(), messages=(("tool", "4"),),
+        ...                 message_fields=({"tool_call_id": "a"},))
+        >>> called.chat()
+        [{'role': 'tool', 'content': '4', 'tool_call_id': 'a'}]
+        """
+        fields = self.message_fields or ({},) * len(self.messages)
+        pairs = zip(self.messages, fields, strict=True)
+        return [{"role": role, "content": text} | dict(further) for (role, text), further in pairs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +116,27 @@ class Rollout:
     """[P] as the engine saw it: image placeholders expanded."""
     response_token_ids: tuple[int, ...]
     """[R] exactly as sampled, the stop token trimmed."""
-    finish_reason: str
-    """``stop``: the stop token ended it. ``length``: its limit did, or another end-of-sequence token, which stays."""
+    stop_id: int | None
+    """The stop token that ended it, as sampled; None: its limit did."""
     policy_version: int
     """Number of the sync whose weights generated this response."""
     response_logprobs: tuple[float, ...] | None = None
-    """[R], and one more for the stop token where ``finish_reason`` is ``stop``: of each sampled token, under the
-    distribution it was sampled from. None if not requested."""
+    """[len(sampled_ids)] of each sampled token, under the distribution it was sampled from. None if not requested."""
+
+    @property
+    def sampled_ids(self) -> tuple[int, ...]:
+        """The response, and the stop token that ended it: what the policy wrote.
+
+        >>> fields = {"request_id": "0", "prompt_token_ids": (1,), "response_token_ids": (7, 8), "policy_version": 1}
+        >>> Rollout(**fields, stop_id=9).sampled_ids, Rollout(**fields, stop_id=None).sampled_ids
+        ((7, 8, 9), (7, 8))
+        """
+        return self.response_token_ids if self.stop_id is None else (*self.response_token_ids, self.stop_id)
+
+    @property
+    def finish_reason(self) -> str:
+        """``stop``: a stop token ended it. ``length``: its limit did."""
+        return "length" if self.stop_id is None else "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ def engine_of_100(prompt_len, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=SimpleNamespace))
     engine = UnusedEngine()
     monkeypatch.setattr(vllm_colocate, "_open_engine", lambda settings, ranks: engine)
-    vocabulary = SimpleNamespace(stop_id=0)
+    vocabulary = SimpleNamespace(stop_ids={0})
     unpictured = {"load_images": lambda sample: [], "num_added_tokens": lambda images: 0}
     template = SimpleNamespace(vocabulary=vocabulary, banned_ids=(), **unpictured)
     settings = vllm_colocate.EngineSettings(model="m", dtype="float32", max_model_len=100)

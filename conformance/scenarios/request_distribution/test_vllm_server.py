@@ -22,7 +22,7 @@ STOP = 9
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": "?"}],
     banned_ids=(7,),
-    vocabulary=SimpleNamespace(stop_id=STOP, stop_token="<|im_end|>"),
+    vocabulary=SimpleNamespace(stop_ids={STOP}, stop_texts=("<|im_end|>",)),
 )
 GREEDY = Decoding(max_new_tokens=4)
 

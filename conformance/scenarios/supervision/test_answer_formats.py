@@ -111,7 +111,7 @@ def test_append_after_any_cut_gives_a_whole_answer_with_every_true_object(said, 
         parsed = parse_rollout(response, vocabulary, answer_format)
         tail = append_missed(parsed, missed, vocabulary, answer_format)
         assert tail.token_ids[-1] == vocabulary.stop_id
-        whole = parse_rollout((*parsed.prefix_token_ids, *tail.token_ids), vocabulary, answer_format)
+        whole = parse_rollout((*parsed.prefix_token_ids[: tail.num_kept], *tail.token_ids), vocabulary, answer_format)
         assert (whole.truncated, whole.invalid, whole.drops) == (False, False, {})
         kept = parsed.objects
         shaped = [answer_format.shaped(each) for each in missed]

@@ -46,7 +46,9 @@ def test_a_comma_stands_only_between_elements(response, num_missed, expected):
     parsed = parse_rollout(ids(response), VOCABULARY)
     tail = append_missed(parsed, [box()] * num_missed, VOCABULARY)
     assert tail.text == expected
-    assert tail.token_ids == (*VOCABULARY.encode_bytes(parsed.cut_head + expected.encode()), VOCABULARY.stop_id)
+    again = VOCABULARY.decode(parsed.prefix_token_ids[tail.num_kept :])
+    assert VOCABULARY.decode(tail.token_ids[:-1]) == again + parsed.cut_head + expected.encode()
+    assert tail.token_ids[-1] == VOCABULARY.stop_id
 
 
 @pytest.mark.scenario(
@@ -59,14 +61,16 @@ def test_the_cut_head_and_what_follows_are_the_models_own_token():
     parsed = parse_rollout(closed_too_early, VOCABULARY)
     tail = append_missed(parsed, [box()], VOCABULARY)
     assert VOCABULARY.piece(tail.token_ids[0]) == b'"]}, {"'
-    assert (*parsed.prefix_token_ids, *tail.token_ids[:-1]) == ids(answer(element(), element()))
+    assert (*parsed.prefix_token_ids[: tail.num_kept], *tail.token_ids[:-1]) == ids(answer(element(), element()))
 
 
 @given(object_lists())
 def test_desc_positions_are_the_tokens_that_overlap_a_description(missed):
     for response in ("", answer(element())):
         tail = tail_after(response, missed)
-        raw = parse_rollout(ids(response), VOCABULARY).cut_head + tail.text.encode()
+        parsed = parse_rollout(ids(response), VOCABULARY)
+        again = VOCABULARY.decode(parsed.prefix_token_ids[tail.num_kept :])
+        raw = again + parsed.cut_head + tail.text.encode()
         inside = {byte for found in DESC.finditer(raw) for byte in range(*found.span(1))}
         expected, start = [], 0
         for index, token_id in enumerate(tail.token_ids[:-1]):

@@ -29,7 +29,7 @@ def template():
 
 def test_a_text_model_needs_no_coordinates_and_takes_no_images(template):
     with refused("coord-tokens-missing"):
-        Template(TEXT, system="", user="unused")
+        Template(TEXT, system="", user="unused", options=TemplateOptions(images=False))
     with refused("images-not-supported", "model.model"):
         Template(TEXT, system="", user="unused", options=TemplateOptions(coordinates=False))
     with refused("coord-tokens-missing"):
@@ -38,7 +38,7 @@ def test_a_text_model_needs_no_coordinates_and_takes_no_images(template):
     prompt = template.prompt_token_ids(ASKED)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     written = template.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert template.vocabulary.text(prompt) == written
+    assert template.vocabulary.decode(prompt).decode() == written
     assert template.image_features(ASKED) is NO_IMAGES
     assert template.expand(prompt, NO_IMAGES) == prompt
     assert template.prompt_length(ASKED) == len(prompt)
@@ -63,7 +63,7 @@ def test_a_vision_model_takes_samples_with_and_without_images():
     picture = str(MODELS.parent / "digits/train/00000.png")
     messages = (("user", "Is <image> red?"),)
     pictured = Sample(sample_id=0, origin="x:1", images=(picture,), messages=messages)
-    text = template.vocabulary.text(template.prompt_token_ids(pictured))
+    text = template.vocabulary.decode(template.prompt_token_ids(pictured)).decode()
     assert "Is <|vision_start|><|image_pad|><|vision_end|> red?" in text
     assert len(template.image_features(pictured).expansions) == 1
     assert template.image_features(ASKED) is NO_IMAGES
@@ -78,9 +78,11 @@ def test_the_stop_token_is_the_models_own(tmp_path):
     folder = shutil.copytree(TEXT, tmp_path / "model")
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace("<|im_end|>", "<|eot_id|>"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|eot_id|>"}}))
+    path = folder / "chat_template.jinja"
+    path.write_text(path.read_text().replace("<|im_end|>", "<|eot_id|>"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|eot_id|>"}))
     vocabulary = Vocabulary.load(folder, coordinates=False)
-    assert vocabulary.text([vocabulary.stop_id]) == "<|eot_id|>"
+    assert vocabulary.stop_texts == ("<|eot_id|>",)
 
 
 @pytest.mark.parametrize("name", ["arithmetic", "digits"])
@@ -92,9 +94,8 @@ def test_a_reply_between_turns_is_what_the_chat_template_writes_there(name, is_s
     whole = template.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
     asked = Sample(sample_id=0, origin="x:1", images=(), messages=(("user", "2+2?"),))
     turn = template.vocabulary.encode("5" + "<|im_end|>" * is_stopped)
-    written = template.vocabulary.text((*template.prompt_token_ids(asked), *turn))
-    written += template.vocabulary.text(template.reply_token_ids("no", is_stopped))
-    assert written == whole
+    reply = template.reply_token_ids("no", is_stopped)
+    assert template.vocabulary.decode((*template.prompt_token_ids(asked), *turn, *reply)).decode() == whole
 
 
 def test_a_template_of_one_turn_is_refused(template):

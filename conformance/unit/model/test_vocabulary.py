@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from conformance.doubles.refusals import refused
 from conformance.doubles.tokenizer import CONTROL_TOKENS, make_tokenizer, make_vocabulary
-from rollmatch.model.vocabulary import Vocabulary, coord_token, trim_stop
+from rollmatch.model.vocabulary import Vocabulary, coord_token, split_at_stop
+from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, INTEGERS
+from rollmatch.objectives.rollout_matching.target import check_exact
 from rollmatch.records import NUM_BINS
 
+STOP = "<|im_end|>"
 DIGITS = Path(__file__).parents[3] / "fixtures/models/digits"
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -25,28 +28,36 @@ def digits():
     return Vocabulary.load(DIGITS)
 
 
-def tokenizer_of(*, pieces=(), without=(), num_coords=NUM_BINS):
-    """Every byte but ``without``, some more pieces, the stop token and the first ``num_coords`` coordinates."""
-    spelled = [*(character for character in ALPHABET if character not in without), *pieces]
+def tokenizer_of(*, pieces=(), num_coords=NUM_BINS):
+    """Every byte, some more pieces, the stop token and the first ``num_coords`` coordinates."""
+    spelled = [*ALPHABET, *pieces]
     tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(spelled)}, merges=[]))
-    literals = ["<|im_end|>", *(coord_token(k) for k in range(num_coords))]
+    tokenizer.decoder = decoders.ByteLevel()
+    literals = [STOP, *(coord_token(k) for k in range(num_coords))]
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in literals])
     return tokenizer
+
+
+def save(tokenizer, folder):
+    """As a model's directory holds it."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": STOP}
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
 
 
 def test_a_directory_without_tokenizer_is_refused_and_with_one_is_read(tmp_path):
     with refused("tokenizer-missing", "model.model"):
         Vocabulary.load(tmp_path)
-    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    save(make_tokenizer(), tmp_path)
     assert Vocabulary.load(tmp_path).stop_id == make_vocabulary().stop_id
 
 
 def test_truncation_and_padding_that_were_saved_with_a_tokenizer_play_no_part(tmp_path):
     tokenizer, text = make_tokenizer(), "abc " * 20
-    plain = Vocabulary(make_tokenizer()).encode(text)
+    plain = make_vocabulary().encode(text)
     tokenizer.enable_truncation(5)
     tokenizer.enable_padding(length=500)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    save(tokenizer, tmp_path)
     assert len(plain) > 5
     assert Vocabulary.load(tmp_path).encode(text) == plain
 
@@ -57,29 +68,42 @@ def test_truncation_and_padding_that_were_saved_with_a_tokenizer_play_no_part(tm
 @pytest.mark.parametrize(
     ("tokenizer", "code", "problem"),
     [
-        ({"pieces": ["\u2581a"]}, "tokenizer-not-byte-level", "'\u2581a'"),
-        ({"pieces": ["##ing", "hello"], "without": ["\u0120"]}, "tokenizer-not-byte-level", "0x20"),
         ({"num_coords": 0}, "coord-tokens-missing", "1000 of 1000"),
         ({"num_coords": 998}, "coord-tokens-missing", "2 of 1000"),
         ({"num_coords": 998}, "coord-tokens-missing", "<|coord_998|>"),
     ],
 )
-def test_a_tokenizer_of_other_pieces_or_without_coordinates_is_refused(tokenizer, code, problem):
+def test_a_tokenizer_without_coordinates_is_refused(tokenizer, code, problem):
     with refused(code, "model.model", problem=problem):
-        Vocabulary(tokenizer_of(**tokenizer))
-    accepted = Vocabulary(tokenizer_of(pieces=["\u0120a", "##ing", "hello"]))
+        Vocabulary(tokenizer_of(**tokenizer), stop_token=STOP)
+    accepted = Vocabulary(tokenizer_of(pieces=["\u0120a", "##ing", "hello"]), stop_token=STOP)
     assert accepted.piece(accepted.tokenizer.token_to_id("\u0120a")) == b" a"
     assert (len(accepted), len(accepted.coord_ids)) == (256 + 3 + 1 + NUM_BINS, NUM_BINS)
 
 
+@pytest.mark.scenario(clauses=["parsing/a-tokenizer-that-changes-answers-is-refused-for-rollout-matching-only#1"])
+@pytest.mark.filterwarnings("ignore:.*generation_config")
+def test_a_tokenizer_of_whole_words_has_text_and_steps_but_no_answers():
+    words = {"[UNK]": 0, "[SEP]": 1, "two": 2, "dogs": 3, "##s": 4, ".": 5}
+    tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    tokenizer.add_special_tokens(["[SEP]"])
+    vocabulary = Vocabulary(tokenizer, stop_token="[SEP]", coordinates=False)
+    ids = (*vocabulary.encode("two dogs."), vocabulary.stop_id)
+    assert (vocabulary.text(ids), b"".join(vocabulary.pieces(ids))) == ("two dogs.", b"two dogs.")
+    with refused("tokenizer-changes-answers", "model.model"):
+        check_exact(vocabulary, INTEGERS)
+    check_exact(digits(), COORD_TOKENS)
+
+
 def test_who_needs_no_coordinates_may_have_none_or_all():
-    assert Vocabulary(tokenizer_of(num_coords=0), coordinates=False).coord_ids == ()
+    assert Vocabulary(tokenizer_of(num_coords=0), stop_token=STOP, coordinates=False).coord_ids == ()
     with refused("coord-tokens-missing", "model.model", problem="999 of 1000"):
-        Vocabulary(tokenizer_of(num_coords=1), coordinates=False)
+        Vocabulary(tokenizer_of(num_coords=1), stop_token=STOP, coordinates=False)
 
 
 def test_an_unknown_stop_token_is_refused():
-    with refused("stop-token-missing", "model.model"):
+    with refused("stop-token-missing", "model.stop_token"):
         Vocabulary(make_tokenizer(), stop_token="<|im_stop|>")
     accepted = Vocabulary(make_tokenizer(), stop_token="<|endoftext|>")
     assert accepted.piece(accepted.stop_id) == b"<|endoftext|>"
@@ -137,5 +161,6 @@ def test_bytes_in_mid_character_come_first_and_the_rest_is_tokenised_as_ever():
 
 @given(st.lists(st.integers(0, 9)), st.sets(st.integers(0, 9), max_size=3))
 def test_the_first_stop_token_and_all_after_it_go(response, stops):
-    assert trim_stop(response, stops) == tuple(takewhile(lambda token_id: token_id not in stops, response))
-    assert trim_stop(response, iter(stops)) == trim_stop(response, stops)
+    kept, stop = split_at_stop(response, stops)
+    assert kept == tuple(takewhile(lambda token_id: token_id not in stops, response))
+    assert response[len(kept) : len(kept) + 1] == ([] if stop is None else [stop])

@@ -235,7 +235,7 @@ def test_swift_renders_tags_parts_and_unplaced_images_alike(stand_in):
     for message, images in forms:
         chat = [{"role": "system", "content": "Speak."}, message, {"role": "user", "content": "More."}]
         made = SwiftInferRequest.model_validate_json(json.dumps({"messages": chat, "images": images}))
-        (request,) = generate_requests([made], SwiftRequestConfig(), defaults={})
+        (request,) = generate_requests([made], SwiftRequestConfig(), defaults={}, special_ids={})
         prompt = parts.prompts.make(request, parts.prompts.reader.budget(), item=0)
         assert len(prompt.images) == 1
         prompts.append(prompt.token_ids)

@@ -53,7 +53,8 @@ def _write(base: Path, out: Path) -> list[str]:
     disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(str(base))
     ids = add_tokens(tokenizer)  # refuses before the weights are read
-    digits = [Vocabulary.load(base, coordinates=False).encode(str(digit))[0] for digit in range(10)]
+    vocabulary = Vocabulary.of(tokenizer, base, coordinates=False)
+    digits = [vocabulary.encode_bytes(b"%d" % digit)[0] for digit in range(10)]
     model = unwrap(load_policy(ModelConfig(model=str(base)), TunerConfig()))
     added = add_rows(model, ids, digits)
     copy_described(base, out)

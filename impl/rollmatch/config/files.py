@@ -9,7 +9,8 @@ from rollmatch.config.server_rules import read_servers
 from rollmatch.config.servers import server_section, uses_servers
 from rollmatch.errors import ConfigError, ErrorList
 
-MODEL_FILES = ("config.json", "tokenizer.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "spiece.model")
+"""One of them holds a model's tokenizer."""
 
 
 def check_files(config: RunConfig) -> None:
@@ -32,11 +33,11 @@ def _check_model(config: RunConfig) -> Iterator[ConfigError]:
         remedy = "Name a directory, or the id of a model on the Hugging Face hub, such as organization/name."
         yield ConfigError(f"{directory} is not a directory", code="model-directory-missing", key=key, remedy=remedy)
         return
-    missing = [name for name in MODEL_FILES if not (directory / name).is_file()]
-    for name in missing:
-        remedy = "Save the model with its fast tokenizer there."
-        yield ConfigError(f"{directory} has no {name}", code="model-file-missing", key=key, remedy=remedy)
-    if "config.json" not in missing:
+    for names in (("config.json",), TOKENIZER_FILES):
+        if not any((directory / name).is_file() for name in names):
+            remedy = "Save the model with its fast tokenizer there."
+            yield ConfigError(f"{directory} has no {names[0]}", code="model-file-missing", key=key, remedy=remedy)
+    if (directory / "config.json").is_file():
         yield from _check_description(config, directory / "config.json")
 
 

@@ -49,6 +49,9 @@ class ModelConfig(Section):
     the adapter's own rank and targets; with grpo.beta a second copy of the policy is kept, as it starts)."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further variables of the chat template, such as {enable_thinking: false}."""
+    stop_token: Text | None = None
+    """Token that ends a turn. null finds it: the first special token behind the assistant's text in the rendered chat
+    template, else the tokenizer's eos_token. Responses also end at every eos_token_id of generation_config.json."""
     processor_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Settings of the processor, such as {min_pixels: 3136, max_pixels: 501760}, for learner and engine."""
     torch_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -10,6 +10,8 @@ from rollmatch.errors import DataError
 from rollmatch.records import Sample
 
 ROLES = ("system", "user", "assistant", "tool")
+FURTHER = ("tool_calls", "tool_call_id", "name", "reasoning_content")
+"""What a message may hold beside role and content, for the chat template."""
 OPTIONAL = ("images", "width", "height", "metadata", "system", "tools")
 
 
@@ -38,6 +40,7 @@ def make_chat_sample(record: Mapping[str, Any], place: Place) -> Sample:
         height=record.get("height", 0),
         has_text_prompt="prompt" in record,
         messages=messages_of(record, place),
+        message_fields=_fields_of(record),
         tools=tuple(record.get("tools", ())),
         metadata=record.get("metadata", {}),
     )
@@ -46,9 +49,17 @@ def make_chat_sample(record: Mapping[str, Any], place: Place) -> Sample:
 def messages_of(record: Mapping[str, Any], place: Place) -> tuple[tuple[str, str], ...]:
     """(role, text) of a record's own chat; a bare prompt follows its system message, or the configured one."""
     if "prompt" not in record:
-        return tuple((message["role"], message["content"]) for message in record["messages"])
+        return tuple((message["role"], message.get("content") or "") for message in record["messages"])
     system = record.get("system", place.system)
     return (*((("system", system),) if system else ()), ("user", record["prompt"]))
+
+
+def _fields_of(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """Further fields of each message; empty where none has any."""
+    fields = tuple(
+        {name: message[name] for name in FURTHER if name in message} for message in record.get("messages", ())
+    )
+    return fields if any(fields) else ()
 
 
 def tagged_messages(sample: Sample) -> tuple[tuple[str, str], ...]:
@@ -87,20 +98,19 @@ def check_question(record: Mapping[str, object], key: str) -> Iterator[DataError
         yield DataError("the last message is the assistant's", code="chat-malformed", key=key, remedy=remedy)
     if all(message["role"] != "user" for message in messages):
         yield DataError("no message is the user's", code="chat-malformed", key=key, remedy="Add a message of the user.")
-    yield from _check_tags(record, "".join(message["content"] for message in messages), key)
+    yield from _check_tags(record, "".join(message.get("content") or "" for message in messages), key)
 
 
 def _check_message(message: object, index: int, key: str) -> Iterator[DataError]:
     remedy = 'Write {"role": "user", "content": "..."}.'
-    if not isinstance(message, dict) or set(message) != {"role", "content"}:
-        yield DataError(
-            f"messages[{index}] is not a mapping of role and content", code="chat-malformed", key=key, remedy=remedy
-        )
+    if not isinstance(message, dict) or not {"role"} <= set(message) <= {"role", "content", *FURTHER}:
+        problem = f"messages[{index}] is not a mapping of role and content, and at most {', '.join(FURTHER)}"
+        yield DataError(problem, code="chat-malformed", key=key, remedy=remedy)
         return
     if message["role"] not in ROLES:
         problem = f"messages[{index}].role is {message['role']!r}, none of {', '.join(ROLES)}"
         yield DataError(problem, code="chat-malformed", key=key, remedy=remedy)
-    if not isinstance(message["content"], str):
+    if not isinstance(message.get("content") if "tool_calls" not in message else message.get("content") or "", str):
         problem = f"messages[{index}].content is no text"
         yield DataError(
             problem,

@@ -1,6 +1,6 @@
 """A response of several turns that is under way: what the policy wrote, what the environment answered, who wrote which.
 
-Ids are as sampled: a turn's text is read from them, never tokenised again. A turn ends with the stop token or at its
+Ids are as sampled: a turn's text is read from them, never tokenised again. A turn ends with a stop token or at its
 limit; the ids of the observation follow it, and belong to no turn.
 """
 
@@ -14,7 +14,7 @@ from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
 
 Reply = Callable[[str, bool], tuple[int, ...]]
-"""(observation, whether the turn before it ended with the stop token) -> ids that stand before the next turn."""
+"""(observation, whether the turn before it ended with a stop token) -> ids that stand before the next turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,14 +103,12 @@ class Episode:
         )
 
     def _write(self, rollout: Rollout) -> bool:
-        """Append what was sampled; whether the stop token ended it."""
-        is_stopped = rollout.finish_reason == "stop"
-        ids = rollout.response_token_ids + ((self.rules.vocabulary.stop_id,) if is_stopped else ())
-        self.token_ids += ids
+        """Append what was sampled; whether a stop token ended it."""
+        self.token_ids += rollout.sampled_ids
         given = rollout.response_logprobs
         if self.logprobs is not None:
             self.logprobs = None if given is None else self.logprobs + list(given)
-        return is_stopped
+        return rollout.stop_id is not None
 
     def _hear(self, ids: tuple[int, ...]) -> None:
         """Append an observation, or end where no turn would fit behind it."""

@@ -62,7 +62,7 @@ class VerifiersEnvironment:
 
     def reset(self, sample: Sample, rng: np.random.Generator) -> str:
         """Begin; the environment's tools are shown, and what ``setup_state`` adds to the prompt."""
-        prompt = [{"role": role, "content": text} for role, text in sample.messages]
+        prompt = sample.chat()
         known = {name: sample.metadata[name] for name in _OF_ROWS if name in sample.metadata}
         row = {"prompt": prompt, "example_id": sample.sample_id, "answer": ""} | known
         self._make()  # here: an environment sets signal handlers, which only a main thread may

@@ -12,7 +12,7 @@ from rollmatch.environments.continuation import Waves
 from rollmatch.environments.trajectory import State, Trajectory
 from rollmatch.errors import RollmatchError
 from rollmatch.learn.pack import Packer
-from rollmatch.model.vocabulary import CHAT_STOP, Vocabulary, coord_token
+from rollmatch.model.vocabulary import Vocabulary, coord_token
 from rollmatch.objectives.grpo.advantage import group_advantages
 from rollmatch.objectives.rollout_matching.answer_format import ANSWER_FORMATS, AnswerFormat
 from rollmatch.objectives.rollout_matching.match import MatchRules, PairScores, match_objects
@@ -52,9 +52,9 @@ def byte_vocabulary() -> Vocabulary:
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    literals = [CHAT_STOP, *(coord_token(place) for place in range(NUM_BINS))]
+    literals = ["<|im_end|>", *(coord_token(place) for place in range(NUM_BINS))]
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in literals])
-    return Vocabulary(tokenizer)
+    return Vocabulary(tokenizer, stop_token="<|im_end|>")
 
 
 def _format_of(fields: Fields) -> AnswerFormat:

@@ -259,7 +259,8 @@ def placeholder_ids(directory: str | Path, processor: Any) -> tuple[int, ...]:
     names = [f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")]
     found = {described.get(name) for name in names} | {getattr(processor, name, None) for name in names}
     found.add(described.get("boi_token_index"))  # Gemma 3 reads it as an image when a prompt holds it
-    return tuple(sorted(i for i in found if isinstance(i, int) and i >= 0))
+    rows = described.get("vocab_size", described.get("text_config", {}).get("vocab_size"))
+    return tuple(sorted(i for i in found if isinstance(i, int) and 0 <= i < (rows or i + 1)))
 
 
 def expand_placeholders(

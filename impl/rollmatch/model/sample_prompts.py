@@ -1,7 +1,9 @@
 """A sample's own chat as a template takes it, and the errors that name a sample whose prompt cannot be used."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
 from rollmatch.data.chat import tagged_messages
 from rollmatch.data.content import IMAGE_TAG
@@ -38,9 +40,10 @@ def own_messages(sample: Sample) -> list[dict[str, object]]:
     ['text', 'image', 'text']
     """
     if not sample.images:
-        return [{"role": role, "content": text} for role, text in sample.messages]
+        return sample.chat()
     images = iter(sample.images)
-    return [{"role": role, "content": list(_parts_of(text, images))} for role, text in tagged_messages(sample)]
+    tagged = replace(sample, messages=tagged_messages(sample)).chat()
+    return [message | {"content": list(_parts_of(message["content"], images))} for message in tagged]
 
 
 def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, object]]:
@@ -49,6 +52,23 @@ def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, object]]:
             yield {"type": "image", "image": next(images)}
         if part:
             yield {"type": "text", "text": part}
+
+
+def left_out_of(text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+    """What of the system text and the tools a rendered chat does not hold; empty where it holds all.
+
+    >>> left_out_of("<user>2+2?", [{"role": "system", "content": "Be brief."}], [])
+    'the system text'
+    >>> left_out_of("<user>2+2?", [], [{"type": "function", "function": {"name": "add"}}])
+    'the tool add'
+    """
+    for message in messages:
+        content = message["content"]
+        parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+        if message["role"] == "system" and any(part.strip() not in text for part in parts):
+            return "the system text"
+    names = [str(tool.get("function", tool).get("name", "")) for tool in tools]
+    return next((f"the tool {name}" for name in names if name not in text), "")
 
 
 def describe_mismatch(sample: Sample, learner: Sequence[int], engine: Sequence[int], image_id: int) -> PromptMismatch:

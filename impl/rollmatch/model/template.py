@@ -5,11 +5,14 @@ with one placeholder per image (sent to engines), and *expanded*, with as many p
 embeddings (what a model's forward pass takes and what an engine reports back as ``prompt_token_ids``).
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from PIL import Image
 
 from rollmatch.data.image import read_header, rgb_of, unreadable
@@ -24,7 +27,8 @@ from rollmatch.model.images import (
     placeholder_ids,
 )
 from rollmatch.model.overlong import cut_left
-from rollmatch.model.sample_prompts import describe_mismatch, own_messages, processing
+from rollmatch.model.sample_prompts import describe_mismatch, left_out_of, own_messages, processing
+from rollmatch.model.stops import WRITTEN
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
 
@@ -35,10 +39,10 @@ class PromptUncuttable(ConfigError):
     code = "prompt-too-long"
 
 
+_SHORTEST_MARKER = 5
+"""Characters; <s> is also HTML."""
 NO_ID = -1
 """An id that no token has."""
-WRITTEN = "rollmatch-writes-here"
-"""Stands for a turn of the assistant's where a chat is rendered around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,8 @@ class TemplateOptions:
 
     chat: Mapping[str, object] = field(default_factory=dict)
     processor: Mapping[str, object] = field(default_factory=dict)
+    stop_token: str | None = None
+    """Token that ends a turn; None: the model says."""
     coordinates: bool = True
     """Whether the vocabulary must hold the coordinate tokens."""
     images: bool = True
@@ -71,10 +77,15 @@ class Template:
         options: TemplateOptions | None = None,
     ) -> None:
         self.options = options or TemplateOptions()
-        self.vocabulary = Vocabulary.load(directory, coordinates=not any_chat and self.options.coordinates)
         needs_images = self.options.images and not any_chat
         self.processor = _load_processor(directory, self.options.processor, needs_images=needs_images)
         self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        self.vocabulary = Vocabulary.of(
+            self.tokenizer,
+            directory,
+            stop_token=self.options.stop_token,
+            coordinates=not any_chat and self.options.coordinates,
+        )
         self.system, self.user = system, user
         has_images = hasattr(self.processor, "image_processor")
         self.images = ImageProcessing(self.processor, directory) if has_images else None
@@ -83,6 +94,7 @@ class Template:
         if self.images is not None:
             self.image_id, self.placeholder_id = self.images.image_id, self.images.placeholder_id
         self.pad_id: int = self._find_pad_id()
+        self._has_warned = False
         self.banned_ids = placeholder_ids(directory, self.processor)
         """Tokens that no response may contain: each stands for an image or a video that is not there."""
 
@@ -112,12 +124,43 @@ class Template:
         return cut
 
     def _render(self, sample: Sample) -> str:
+        """The prompt's text. Errors: ``prompt-not-rendered``."""
+        if sample.has_text_prompt and any(marker in sample.messages[-1][1] for marker in self._markers):
+            if not self._has_warned:
+                warnings.warn(
+                    f"{sample.origin}: the prompt holds markers of the chat template, and is taken as it is, without "
+                    "a system message; take them out to have it rendered",
+                    stacklevel=2,
+                )
+            self._has_warned = True
+            return sample.messages[-1][1]
+        messages, remedy = self.messages(sample), "Correct its messages and tools, or give the model another template."
         try:
-            return self._chat_text(self.messages(sample), tools=sample.tools)
+            text = self._chat_text(messages, tools=sample.tools)
         except Exception as error:  # a template may do anything to what it is given
-            problem = f"the chat template fails: {type(error).__name__}: {error}"
-            remedy = "Correct its messages and tools, or give the model another template."
+            problem = (
+                f"the chat template fails: {type(error).__name__}: {error}"
+                if self.tokenizer.chat_template
+                else "a chat needs a template, and the model has none"
+            )
             raise DataError(problem, code="prompt-not-rendered", key=sample.origin, remedy=remedy) from error
+        if dropped := left_out_of(text, messages, sample.tools):
+            raise DataError(
+                f"the chat template leaves out {dropped}", code="prompt-not-rendered", key=sample.origin, remedy=remedy
+            )
+        return text
+
+    @cached_property
+    def _markers(self) -> tuple[str, ...]:
+        """What only a rendered chat holds: the special tokens of one, and what it writes behind the question."""
+        try:
+            whole = self._chat_text([{"role": "user", "content": WRITTEN}])
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
+            return ()
+        ids = {i for i in self.vocabulary.encode(whole) if i in self.vocabulary.control_ids}
+        special = [self.vocabulary.decode([token_id]).decode() for token_id in sorted(ids)]
+        after = whole.partition(WRITTEN)[2].strip()
+        return tuple(marker for marker in (*special, after) if len(marker) >= _SHORTEST_MARKER)
 
     def _chat_text(self, messages: list[dict[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         text: str = self.tokenizer.apply_chat_template(
@@ -132,18 +175,24 @@ class Template:
         """
         roles = (("user", "?"), ("assistant", WRITTEN), ("user", text))
         chat = [{"role": role, "content": content} for role, content in roles]
-        whole = self._chat_text(chat)
-        _, mark, after = whole.partition(WRITTEN)
+        try:
+            whole, prompt = self._chat_text(chat), self._chat_text(chat[:1])
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise _turns_not_rendered(f"fails: {error}") from error
+        before, mark, after = whole.partition(WRITTEN)
         if not mark or text.strip() not in after:
-            problem = "the chat template does not write a second message of the user's behind the assistant's"
-            remedy = "Set custom.extra.environment.observations to text, or give the model another template."
-            raise ConfigError(problem, code="turns-not-rendered", key="model.model", remedy=remedy)
-        ids = self.vocabulary.encode(after)
-        return ids[1:] if is_stopped and ids[:1] == (self.vocabulary.stop_id,) else ids
+            raise _turns_not_rendered("does not write a second message of the user's behind the assistant's")
+        if before != prompt:
+            raise _turns_not_rendered(f"writes {before!r} before a turn that is over, and {prompt!r} before a new one")
+        ids = self.vocabulary.encode_bytes(after.encode())
+        if ids[:1] != (self.vocabulary.stop_id,):
+            stop = self.vocabulary.stop_texts[0]
+            raise _turns_not_rendered(f"writes {after[:40]!r} behind a turn, and the model ends it with {stop}")
+        return ids[1:] if is_stopped else ids
 
     def text_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
         """What stands between two turns where nothing but ``text`` does."""
-        return self.vocabulary.encode(text)
+        return self.vocabulary.encode_bytes(text.encode())
 
     def load_images(self, sample: Sample) -> list[Image.Image]:
         """The sample's images in RGB, as every backend gets them. Errors: ``ImageUnreadable``."""
@@ -237,6 +286,11 @@ class Template:
         """The tokenizer's, or the stop token where it has none: what is padded is masked."""
         pad_id = self.tokenizer.pad_token_id
         return self.vocabulary.stop_id if pad_id is None else int(pad_id)
+
+
+def _turns_not_rendered(problem: str) -> ConfigError:
+    remedy = "Set custom.extra.environment.observations to text, or give the model another chat template."
+    return ConfigError(f"the chat template {problem}", code="turns-not-rendered", key="model.model", remedy=remedy)
 
 
 def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs_images: bool) -> Any:

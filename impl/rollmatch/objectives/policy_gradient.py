@@ -128,8 +128,5 @@ class PolicyGradient:
         ]
 
     def _sampled(self, segments: Sequence[Segment], rollouts: Sequence[Rollout]) -> list[tuple[float, ...]]:
-        stop_id = self.vocabulary.stop_id
-        return [
-            sampled_logprobs(segment.sample, rollout, stop_id=stop_id)
-            for segment, rollout in zip(segments, rollouts, strict=True)
-        ]
+        pairs = zip(segments, rollouts, strict=True)
+        return [sampled_logprobs(segment.sample, rollout) for segment, rollout in pairs]

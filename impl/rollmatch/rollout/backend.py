@@ -1,6 +1,6 @@
 """The contract of every rollout backend, and requests with their seeds."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from rollmatch.errors import RolloutError
+from rollmatch.model.vocabulary import split_at_stop
 from rollmatch.records import Rollout, RolloutRequest, Sample
 
 
@@ -65,19 +66,29 @@ class RolloutBackend(Protocol):
         """Free what it holds."""
 
 
-def kept_logprobs(
-    logprobs: Sequence[float] | None, response_token_ids: Sequence[int], *, finish_reason: str
-) -> tuple[float, ...] | None:
-    """Of the trimmed response, and one more for the stop token that ended it; None where none were requested.
+def make_rollout(  # noqa: PLR0913  # what an engine returns of a request
+    request: RolloutRequest,
+    prompt_token_ids: Sequence[int],
+    sampled: Sequence[int],
+    logprobs: Sequence[float] | None,
+    *,
+    stop_ids: Container[int],
+    version: int,
+) -> Rollout:
+    """The rollout of a response as an engine sampled it; ``logprobs`` is None where none were requested.
 
-    >>> kept_logprobs([-0.5, -0.25, -1.0], [7, 8], finish_reason="stop")
-    (-0.5, -0.25, -1.0)
-    >>> kept_logprobs([-0.5, -0.25], [7, 8], finish_reason="length")
-    (-0.5, -0.25)
+    Its end is the first stop token, whatever the engine says. Nothing is left of what was sampled behind that.
     """
-    if logprobs is None:
-        return None
-    return tuple(logprobs[: len(response_token_ids) + (finish_reason == "stop")])
+    response, stop_id = split_at_stop(sampled, stop_ids)
+    num_sampled = len(response) + (stop_id is not None)
+    return Rollout(
+        request_id=request.request_id,
+        prompt_token_ids=tuple(prompt_token_ids),
+        response_token_ids=response,
+        stop_id=stop_id,
+        policy_version=version,
+        response_logprobs=None if logprobs is None else tuple(logprobs[:num_sampled]),
+    )
 
 
 def check_answers(requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) -> None:

@@ -11,10 +11,9 @@ from rollmatch.model.images import ImageFeatures, image_arguments, once_per_imag
 from rollmatch.model.policy import unwrap
 from rollmatch.model.sharding import is_sharded
 from rollmatch.model.template import Template
-from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, check_answers, kept_logprobs
+from rollmatch.rollout.backend import Decoding, check_answers, make_rollout
 
 
 class HfBackend:
@@ -80,16 +79,8 @@ class HfBackend:
     def _make_rollout(
         self, request: RolloutRequest, prompt: tuple[int, ...], response: list[int], logprobs: list[float] | None
     ) -> Rollout:
-        finish_reason = why_ended(response, stop_id=self.template.vocabulary.stop_id)
-        trimmed = trim_stop(response, {self.template.vocabulary.stop_id})
-        return Rollout(
-            request_id=request.request_id,
-            prompt_token_ids=prompt,
-            response_token_ids=trimmed,
-            finish_reason=finish_reason,
-            policy_version=self.policy_version,
-            response_logprobs=kept_logprobs(logprobs, trimmed, finish_reason=finish_reason),
-        )
+        stop_ids = self.template.vocabulary.stop_ids
+        return make_rollout(request, prompt, response, logprobs, stop_ids=stop_ids, version=self.policy_version)
 
     def _padded_inputs(self, prompts: list[tuple[int, ...]], features: list[ImageFeatures]) -> dict[str, Tensor]:
         device = next(self.model.parameters()).device
@@ -107,7 +98,7 @@ class HfBackend:
             "num_beams": decoding.num_beams,
             "repetition_penalty": decoding.repetition_penalty,
             "suppress_tokens": list(self.template.banned_ids),
-            "eos_token_id": self.template.vocabulary.stop_id,
+            "eos_token_id": sorted(self.template.vocabulary.stop_ids),
             "pad_token_id": self.template.pad_id,
             "do_sample": decoding.temperature > 0,
             "return_dict_in_generate": True,

@@ -173,7 +173,7 @@ class WithoutRollouts:
                     request_id=f"{window.step}.{self.source.ranks.rank}.{index}",
                     prompt_token_ids=prompt,
                     response_token_ids=(),
-                    finish_reason="stop",
+                    stop_id=template.vocabulary.stop_id,
                     policy_version=self.source.policy_version,
                 )
             )

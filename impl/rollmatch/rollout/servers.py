@@ -13,10 +13,9 @@ from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError, RolloutError
 from rollmatch.journal import Journal
 from rollmatch.model.template import Template
-from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, check_answers, kept_logprobs
+from rollmatch.rollout.backend import Decoding, check_answers, make_rollout
 from rollmatch.rollout.members import ServerLost, ServerMembers
 from rollmatch.rollout.retry import CallRules, ServerRestarted, is_transient_in_sync
 from rollmatch.rollout.server_calls import ServerCalls
@@ -223,8 +222,8 @@ class VllmServerBackend:
         return SamplingRules(
             max_tokens=max(limits, default=decoding.max_new_tokens),
             **decoding.values(),
-            stop_token_ids=(self.template.vocabulary.stop_id,),
-            stop_texts=(self.template.vocabulary.stop_token,),
+            stop_token_ids=tuple(sorted(self.template.vocabulary.stop_ids)),
+            stop_texts=self.template.vocabulary.stop_texts,
             banned_token_ids=self.template.banned_ids,
             logprobs=decoding.logprobs,
         )
@@ -238,14 +237,11 @@ class VllmServerBackend:
         return rollouts
 
     def _make_rollout(self, request: RolloutRequest, reply: Reply, max_new_tokens: int) -> Rollout:
-        stop_id = self.template.vocabulary.stop_id
-        response = reply.response_token_ids[:max_new_tokens]
-        finish_reason, trimmed = why_ended(response, stop_id=stop_id), trim_stop(response, {stop_id})
-        return Rollout(
-            request_id=request.request_id,
-            prompt_token_ids=reply.prompt_token_ids,
-            response_token_ids=trimmed,
-            finish_reason=finish_reason,
-            policy_version=self.policy_version,
-            response_logprobs=kept_logprobs(reply.logprobs, trimmed, finish_reason=finish_reason),
+        return make_rollout(
+            request,
+            reply.prompt_token_ids,
+            reply.response_token_ids[:max_new_tokens],
+            reply.logprobs,
+            stop_ids=self.template.vocabulary.stop_ids,
+            version=self.policy_version,
         )

@@ -27,10 +27,9 @@ from rollmatch.dialects.swift.sender import named_parts, peft_config
 from rollmatch.errors import FAILURES, RolloutError, SyncError
 from rollmatch.model.images import once_per_images
 from rollmatch.model.template import Template
-from rollmatch.model.vocabulary import trim_stop, why_ended
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, check_answers, kept_logprobs
+from rollmatch.rollout.backend import Decoding, check_answers, make_rollout
 from rollmatch.startup import loading
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.worker.loading import keep_weights_loadable
@@ -207,7 +206,7 @@ class VllmColocateBackend:
             max_tokens=request.limit(decoding.max_new_tokens),
             **decoding.values(),
             seed=request.seed,
-            stop_token_ids=[self.template.vocabulary.stop_id],
+            stop_token_ids=sorted(self.template.vocabulary.stop_ids),
             logit_bias=dict.fromkeys(self.template.banned_ids, -100.0),
             detokenize=False,
             logprobs=0 if decoding.logprobs else None,  # 0: the sampled token's only
@@ -216,19 +215,12 @@ class VllmColocateBackend:
     def _make_rollout(self, request: RolloutRequest, output: "RequestOutput") -> Rollout:
         answer = output.outputs[0]
         token_ids, returned = list(answer.token_ids), getattr(answer, "logprobs", None)
-        trimmed = trim_stop(token_ids, {self.template.vocabulary.stop_id})
-        finish_reason = why_ended(token_ids, stop_id=self.template.vocabulary.stop_id)
         logprobs = (
             [place[token_id].logprob for place, token_id in zip(returned, token_ids, strict=True)] if returned else None
         )
-        return Rollout(
-            request_id=request.request_id,
-            prompt_token_ids=tuple(output.prompt_token_ids),
-            response_token_ids=trimmed,
-            finish_reason=finish_reason,
-            policy_version=self.policy_version,
-            response_logprobs=kept_logprobs(logprobs, trimmed, finish_reason=finish_reason),
-        )
+        stop_ids, version = self.template.vocabulary.stop_ids, self.policy_version
+        prompt = output.prompt_token_ids or ()
+        return make_rollout(request, prompt, token_ids, logprobs, stop_ids=stop_ids, version=version)
 
 
 def _load(model: torch.nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:

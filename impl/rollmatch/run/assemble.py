@@ -109,6 +109,7 @@ def make_template(config: RunConfig) -> Template:
         chat=config.model.chat_template_kwargs,
         processor=config.model.processor_kwargs,
         coordinates=needs_coord_tokens(config),
+        stop_token=config.model.stop_token,
         images=takes_images(config),
         max_prompt_len=effective.max_prompt_len(config) if config.overlong == "truncate_left" else None,
     )

@@ -17,9 +17,16 @@ from rollmatch.data.splits import Split, load_split, origin_of
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError
 from rollmatch.model.source import checkpoints_in
 from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.rollout_matching.target import check_exact
 from rollmatch.records import Sample
 from rollmatch.run.directory import probe_output_dir
-from rollmatch.run.plugins import load_callbacks, load_rewards, needs_coord_tokens, with_first_observations
+from rollmatch.run.plugins import (
+    load_callbacks,
+    load_configured_format,
+    load_rewards,
+    needs_coord_tokens,
+    with_first_observations,
+)
 from rollmatch.startup import loading
 
 REPORTERS = {"wandb": ("wandb",), "tensorboard": ("tensorboard", "tensorboardX")}
@@ -98,13 +105,10 @@ def _load_into(samples: list[Sequence[Sample]], config: RunConfig, split: Split)
 
 
 def _check_tokenizer(config: RunConfig) -> None:
-    try:
-        Vocabulary.load(config.model.model, coordinates=needs_coord_tokens(config))
-    except RollmatchError:
-        raise
-    except Exception as error:  # tokenizers raises Exception itself for a file that it cannot read
-        problem, remedy = f"tokenizer.json cannot be read: {error}", "Save the model's fast tokenizer again."
-        raise ConfigError(problem, code="tokenizer-unreadable", key="model.model", remedy=remedy) from error
+    model = config.model
+    vocabulary = Vocabulary.load(model.model, stop_token=model.stop_token, coordinates=needs_coord_tokens(config))
+    if not config.custom.learns_from_rewards:
+        check_exact(vocabulary, load_configured_format(config))
 
 
 def _check_model_elsewhere(config: RunConfig) -> None:

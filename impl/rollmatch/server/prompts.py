@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -71,6 +72,12 @@ class PromptMaker:
         video_id = getattr(processor, "video_token_id", None)
         self._unservable: frozenset[int] = frozenset() if video_id is None else frozenset({video_id})
         self.tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(directory)
+
+    @cached_property
+    def special_ids(self) -> Mapping[str, int]:
+        """Special token -> its id."""
+        added = self.tokenizer.added_tokens_decoder
+        return {token.content: token_id for token_id, token in added.items() if token.special}
 
     @property
     def image_id(self) -> int | None:

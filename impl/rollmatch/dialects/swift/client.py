@@ -63,7 +63,7 @@ def encode(prompts: Sequence[Prompt], sampling: SamplingRules) -> dict[str, obje
     }
 
 
-def tagged(message: Mapping[str, Any]) -> dict[str, str]:
+def tagged(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message with its pictures as tags in the text.
 
     >>> tagged({"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "Look."}]})
@@ -72,7 +72,7 @@ def tagged(message: Mapping[str, Any]) -> dict[str, str]:
     content = message["content"]
     if not isinstance(content, str):
         content = "".join(part["text"] if part["type"] == "text" else IMAGE_TAG for part in content)
-    return {"role": message["role"], "content": content}
+    return dict(message) | {"content": content}
 
 
 def text_of(image: bytes) -> str:

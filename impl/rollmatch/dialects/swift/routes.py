@@ -35,7 +35,9 @@ def swift_routes(server: ServerState) -> APIRouter:
         batch = await read_body(request, SwiftBatch, sampling_at=("request_config",), longest=longest)
         config = batch.request_config or SwiftRequestConfig()
         check_count(config.n, "max_responses_per_prompt", limits, key="n")
-        requests = generate_requests(batch.infer_requests, config, defaults=defaults)
+        requests = generate_requests(
+            batch.infer_requests, config, defaults=defaults, special_ids=server.prompts.special_ids
+        )
         await server.chunked.before_generating()
         outputs = await unless_gone(request, server.generator.generate(requests, where=WHERE, clamp=True))
         if isinstance(outputs, Response):
@@ -80,12 +82,22 @@ def _add_control(router: APIRouter, server: ServerState) -> None:
 
 
 def generate_requests(
-    requests: Sequence[SwiftInferRequest], config: SwiftRequestConfig, *, defaults: Mapping[str, float]
+    requests: Sequence[SwiftInferRequest],
+    config: SwiftRequestConfig,
+    *,
+    defaults: Mapping[str, float],
+    special_ids: Mapping[str, int],
 ) -> list[GenerateRequest]:
-    """One request per prompt; response i of the call samples from ``seed + i``. Errors: ``Refusal``."""
+    """One request per prompt; response i of the call samples from ``seed + i``. Errors: ``Refusal``.
+
+    A text of ``stop`` that is a special token ends a response as that token, as in ms-swift: special tokens are left
+    out of the text in which the others are looked for.
+    """
     sampling = make_sampling(config.model_dump(), defaults={"max_tokens": LONGEST, **defaults})
     seed = config.seed or None  # ms-swift reads 0 as unset
-    stop = (config.stop,) if isinstance(config.stop, str) and config.stop else tuple(config.stop or ())
+    named = (config.stop,) if isinstance(config.stop, str) and config.stop else tuple(config.stop or ())
+    stop_ids = tuple(special_ids[text] for text in named if text in special_ids)
+    sampling = sampling.model_copy(update={"stop_token_ids": sampling.stop_token_ids + stop_ids})
     return [
         GenerateRequest(
             token_ids=request.prompt_token_ids,
@@ -93,7 +105,7 @@ def generate_requests(
             images=[_value_of(image) for image in request.images],
             sampling=sampling,
             seeds=seeds_of(seed, config.n, item=item),
-            stop=stop,
+            stop=tuple(text for text in named if text not in special_ids),
         )
         for item, request in enumerate(requests)
     ]

@@ -64,4 +64,4 @@ def _with_pictures(message: Any, images: Any) -> dict[str, Any]:
         else {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text_of(next(images))}"}}
         for part in message["content"]
     ]
-    return {"role": message["role"], "content": parts}
+    return dict(message) | {"content": parts}

@@ -14,7 +14,6 @@ from rollmatch.objectives.grpo.segments import (
     make_reports,
     policy_segment,
     summarize_completions,
-    target_ids,
 )
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
@@ -110,7 +109,7 @@ class GrpoObjective(PolicyGradient):
         answers = [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts]
         judged = judge_all(answers, samples, self.rewards, timing)
         return [
-            Completion(sample=s, rollout=r, judgement=j, is_truncated=r.finish_reason == "length")
+            Completion(sample=s, rollout=r, judgement=j, is_truncated=r.stop_id is None)
             for s, r, j in zip(samples, rollouts, judged, strict=True)
         ]
 
@@ -133,13 +132,12 @@ class GrpoObjective(PolicyGradient):
         return [advantage for group in advantages[first : first + len(mine)] for advantage in group]
 
     def _segment(self, made: Completion, advantage: float) -> Segment:
-        stop_id = self.vocabulary.stop_id
         policy = PolicyTarget(
-            advantages=(advantage,) * len(target_ids(made.rollout, stop_id=stop_id)),
+            advantages=(advantage,) * len(made.rollout.sampled_ids),
             is_masked=made.judgement.total is None or (self.group_rules.mask_truncated and made.is_truncated),
             is_written=made.is_written,
         )
-        return policy_segment(made.sample, made.rollout, policy, stop_id=stop_id)
+        return policy_segment(made.sample, made.rollout, policy)
 
 
 def _completion(played: Played) -> Completion:

@@ -176,7 +176,7 @@ def columns_of(answers: Sequence[str], samples: Sequence[Sample]) -> dict[str, o
 def _prompt_of(sample: Sample) -> object:
     if sample.has_text_prompt:
         return sample.messages[-1][1]
-    return [{"role": role, "content": text} for role, text in sample.messages]
+    return sample.chat()
 
 
 def _completion_of(answer: str, sample: Sample) -> object:

@@ -24,33 +24,21 @@ class CompletionReport:
     """All completions of its group got the same, so that none teaches anything."""
 
 
-def target_ids(rollout: Rollout, *, stop_id: int) -> tuple[int, ...]:
-    """What a policy gradient learns from a response: its tokens, and the stop token that ended it.
-
-    >>> rollout = Rollout(request_id="0", prompt_token_ids=(1,), response_token_ids=(7, 8), finish_reason="stop",
-    ...                   policy_version=1)
-    >>> target_ids(rollout, stop_id=9)
-    (7, 8, 9)
-    """
-    return (*rollout.response_token_ids, *((stop_id,) if rollout.finish_reason == "stop" else ()))
-
-
-def policy_segment(sample: Sample, rollout: Rollout, policy: PolicyTarget, *, stop_id: int) -> Segment:
-    """A response as a segment that a policy gradient learns from."""
-    target = target_ids(rollout, stop_id=stop_id)
+def policy_segment(sample: Sample, rollout: Rollout, policy: PolicyTarget) -> Segment:
+    """A response as a segment that a policy gradient learns from, the stop token that ended it included."""
     return Segment(
         sample=sample,
         policy_version=rollout.policy_version,
-        token_ids=(*rollout.prompt_token_ids, *target),
+        token_ids=(*rollout.prompt_token_ids, *rollout.sampled_ids),
         prompt_len=len(rollout.prompt_token_ids),
-        prefix_len=len(target),
+        prefix_len=len(rollout.sampled_ids),
         policy=policy,
     )
 
 
-def sampled_logprobs(sample: Sample, rollout: Rollout, *, stop_id: int) -> tuple[float, ...]:
+def sampled_logprobs(sample: Sample, rollout: Rollout) -> tuple[float, ...]:
     """The engine's log-probabilities of the target's tokens. Errors: ``logprobs-misfit``."""
-    logprobs, wanted = rollout.response_logprobs, len(target_ids(rollout, stop_id=stop_id))
+    logprobs, wanted = rollout.response_logprobs, len(rollout.sampled_ids)
     if logprobs is None or len(logprobs) != wanted:
         raise TargetError(
             f"{'no' if logprobs is None else len(logprobs)} log-probabilities for {wanted} tokens",
@@ -72,7 +60,7 @@ def make_reports(
         CompletionReport(
             judgement=judgement,
             response_len=len(rollout.response_token_ids),
-            is_truncated=rollout.finish_reason == "length",
+            is_truncated=rollout.stop_id is None,
             is_flat=alike,
         )
         for rollout, judgement, alike in zip(rollouts, judged, flat, strict=True)

@@ -7,6 +7,7 @@ repaired:
 a control token                 the response ends before it; its literal spelled in ordinary tokens is just text
 undecodable bytes               not JSON, wherever they stand, and neither is an id that only pads the embedding
 a character cut short           by the end of the ids: truncation
+a thought before the opening    context: ``<think>`` to ``</think>``, as Qwen3 and others write it
 another opening                 invalid: prose, another first key, that key spelled with escapes
 an element that is not JSON     the scan ends before it: truncated if the text ran out, else drop ``malformed``
 no comma after an element       the element stays, the scan ends, drop ``malformed``
@@ -49,6 +50,7 @@ from rollmatch.records import ParsedRollout, PredictedObject
 _NUMBERS = re.compile(r'"(?:[^"\\]|\\.)*"|(-?[0-9]{1,9})')
 """Strings, to be passed over, and numbers; a number of more digits than any image has pixels falls apart."""
 _KEY_OR_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"([ \t\n\r]*:)?')
+_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
 _UNFINISHED = re.compile(
     r'[ \t\n\r]*(?:"(?:[^"\\]|\\.)*\\?|(?<=\\)u[0-9a-fA-F]{0,4}|-|tr?u?|fa?l?s?|nu?l?|(?<=\d)(?:\.|[eE][+-]?))?',
@@ -163,7 +165,8 @@ def parse_rollout(
 ) -> ParsedRollout:
     """Parse one response strictly: objects with an error are dropped, never repaired (rules: top of this file)."""
     response = _read(response_token_ids, vocabulary)
-    opened, ending = expect(response.text, 0, answer_format.opening_marks)
+    thought = _THOUGHT.match(response.text)
+    opened, ending = expect(response.text, thought.end() if thought else 0, answer_format.opening_marks)
     if ending is not Ending.CLOSED:
         return _make_invalid(answer_format, truncated=ending is Ending.TRUNCATED)
     elements, ending = scan_elements(response.text, opened, answer_format.closing_marks)

@@ -1,9 +1,11 @@
 """From rollouts to segments, and what each rollout was worth: parse, match, append, correct. Needs no torch.
 
-The tail that is written (missed objects, closing, stop token) is tokenised alone, so it never merges with the prefix:
-the rollout's own ids stay as sampled. It begins with the cut head, the kept bytes of a token that the cut fell into.
-Tokenised together with what follows, they make the token that the model would use by itself: where it wrote ``"]}]}``
-too early, the label in that very place is ``"]}, {"``. Without that, continuing or closing would never be taught.
+The tail that is written (missed objects, closing, stop token) has the ids that the model would use by itself: those of
+prefix and tail tokenised together. It begins with the cut head, the kept bytes of a token that the cut fell into: where
+the model wrote ``"]}]}`` too early, the label in that very place is ``"]}, {"``. Tokens of punctuation at the prefix's
+end that the tokenizer would merge otherwise move into the tail, too: Qwen3 closes by ``]}`` and ``]}``, and continues
+by ``]},`` and `` {"``. Without that, continuing or closing would never be taught. All other ids of the rollout stay
+as sampled.
 """
 
 import json
@@ -12,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rollmatch.errors import TargetError
+from rollmatch.errors import ConfigError, TargetError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS, AnswerFormat
 from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules, coordinate_targets, match_objects
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.supervision import Correction, label_corrections
-from rollmatch.records import GroundTruth, Matching, ParsedRollout, PredictedObject, Rollout, Sample, Segment
+from rollmatch.records import Geometry, GroundTruth, Matching, ParsedRollout, PredictedObject, Rollout, Sample, Segment
 
 FormatOf = Callable[[Sample], AnswerFormat]
 """The answer format of a sample: that of a run, fitted to the sample's image."""
@@ -90,8 +92,10 @@ class DescChangedByTokenizer(TargetError):
 class Tail:
     """What follows the prefix. Made by ``append_missed``, used by ``rollout_matching``."""
 
+    num_kept: int
+    """Ids of the prefix that stay; the tail writes the bytes of the others again."""
     token_ids: tuple[int, ...]
-    """[N] cut head and text, tokenised together and alone, then the stop token."""
+    """[N] bytes of the prefix's other ids, cut head and text, tokenised behind those that stay; then the stop token."""
     text: str
     """What is appended to the prefix text; without cut head and stop token."""
     desc_positions: tuple[int, ...]
@@ -124,17 +128,57 @@ def append_missed(
     check_descs(missed, vocabulary)
     parts = [answer_format.write(answer_format.shaped(each)) for each in missed]
     before, after = answer_format.join(parts, follows=parsed.num_elements > 0)
-    token_ids = _encode(parsed.cut_head + (before + after).encode(), vocabulary)
+    num_kept, token_ids = _join(parsed, (before + after).encode(), vocabulary)
+    rewritten = vocabulary.decode(parsed.prefix_token_ids[num_kept:]) + parsed.cut_head
     within = [answer_format.desc_span(each.desc, part) for each, part in zip(missed, parts, strict=True)]
     lens = [len((part + answer_format.between).encode()) for part in parts]
-    firsts = accumulate(lens, initial=len(parsed.cut_head) + len(before.encode()))
+    firsts = accumulate(lens, initial=len(rewritten) + len(before.encode()))
     spans = [(first + start, first + end) for first, (start, end) in zip(firsts, within, strict=False)]
     starts = list(accumulate((len(vocabulary.piece(token_id)) for token_id in token_ids), initial=0))
     return Tail(
+        num_kept=num_kept,
         token_ids=(*token_ids, vocabulary.stop_id),
         text=before + after,
         desc_positions=tuple(tokens_in(spans, starts)),
     )
+
+
+def check_exact(vocabulary: Vocabulary, answer_format: AnswerFormat) -> None:
+    """Raise ``tokenizer-changes-answers`` unless an answer's tokens stand for exactly its bytes."""
+    shown = [("A dog's caf\u00e9", (12, 40, 310, 505)), ("cat", (1, 2, 30, 999))]
+    objects = [GroundTruth(desc=desc, geometry=Geometry.BBOX, bins=bins) for desc, bins in shown]
+    answer = serialize_objects(objects, answer_format.fitted(1000, 1000))
+    if not vocabulary.is_exact(answer):
+        raise ConfigError(
+            f"the tokenizer does not give back {answer!r}",
+            code="tokenizer-changes-answers",
+            key="model.model",
+            remedy="Use a model of byte-level BPE or byte fallback, or learn from rewards, which read text.",
+        )
+
+
+_PUNCTUATION = frozenset(b'"[]{}:,` \t\r\n')
+"""What tokens at the joint may hold: a token with anything else stays in the prefix as it was sampled."""
+
+
+def _join(parsed: ParsedRollout, text: bytes, vocabulary: Vocabulary) -> tuple[int, tuple[int, ...]]:
+    """How many ids of the prefix stay, and the ids of the tail's bytes behind them.
+
+    As many as end at a border of the whole text's own tokens; all, and a tail tokenised alone, where there is no such
+    border among the punctuation at the prefix's end.
+    """
+    ids, raw = parsed.prefix_token_ids, vocabulary.decode(parsed.prefix_token_ids)
+    whole = vocabulary.encode_bytes(raw + parsed.cut_head + text)
+    pieces = [vocabulary.piece(token_id) for token_id in whole]
+    if b"".join(pieces) == raw + parsed.cut_head + text:
+        borders = {byte: place for place, byte in enumerate(accumulate(map(len, pieces), initial=0))}
+        kept, end = len(ids), len(raw)
+        while end not in borders and _PUNCTUATION.issuperset(vocabulary.piece(ids[kept - 1])):
+            kept -= 1
+            end -= len(vocabulary.piece(ids[kept]))
+        if end in borders:
+            return kept, whole[borders[end] :]
+    return len(ids), _encode(parsed.cut_head + text, vocabulary)
 
 
 def _encode(raw: bytes, vocabulary: Vocabulary) -> tuple[int, ...]:
@@ -153,18 +197,18 @@ def check_descs(objects: Sequence[GroundTruth], vocabulary: Vocabulary) -> None:
     """Raise ``DescHoldsAddedToken`` or ``DescChangedByTokenizer``; ``key`` is ``missed[index].desc``."""
     for index, each in enumerate(objects):
         quoted = json.dumps(each.desc, ensure_ascii=False)
-        token_ids = vocabulary.encode(quoted)
+        token_ids = vocabulary.encode_bytes(quoted.encode())
         key = f"missed[{index}].desc"
         for token_id in token_ids:
             if token_id in vocabulary.control_ids or vocabulary.bin_of(token_id) is not None:
                 raise DescHoldsAddedToken(
-                    f"{quoted} holds the added token {vocabulary.text([token_id])}",
+                    f"{quoted} holds the added token {vocabulary.piece(token_id).decode()}",
                     key=key,
                     remedy="Take the literal out of the description.",
                 )
         if vocabulary.decode(token_ids) != quoted.encode():
             raise DescChangedByTokenizer(
-                f"{quoted} is tokenised as {vocabulary.text(token_ids)}",
+                f"{quoted} is tokenised as {vocabulary.decode(token_ids).decode(errors='replace')}",
                 key=key,
                 remedy="Store the description as the tokenizer writes it (Qwen: Unicode NFC).",
             )
@@ -223,7 +267,8 @@ class RolloutMatching:
 
     def _make_segment(self, sample: Sample, rollout: Rollout) -> tuple[Segment, RolloutReport]:
         matched = self.match(sample, rollout)
-        prefix_ids, tail = matched.parsed.prefix_token_ids, self._append(sample, matched)
+        tail = self._append(sample, matched)
+        prefix_ids = matched.parsed.prefix_token_ids[: tail.num_kept]
         prompt_len, prefix_len = len(rollout.prompt_token_ids), len(prefix_ids)
         slots = self._slots(matched) if matched.answer_format.uses_tokens else []
         corrected = label_corrections((*prefix_ids, *tail.token_ids), self._corrections(matched), self.vocabulary)
@@ -241,7 +286,7 @@ class RolloutMatching:
             corrected_positions=tuple(prompt_len + token.position for token in corrected),
             corrected_labels=tuple(token.label for token in corrected),
         )
-        return segment, _make_report(rollout, matched)
+        return segment, _make_report(rollout, matched, prefix_len=prefix_len)
 
     def _append(self, sample: Sample, matched: MatchedRollout) -> Tail:
         missed = [matched.truth[index] for index in matched.matching.false_negatives]
@@ -276,7 +321,7 @@ class RolloutMatching:
         return coordinate_targets(predicted, true, self.transport_rules)
 
 
-def _make_report(rollout: Rollout, matched: MatchedRollout) -> RolloutReport:
+def _make_report(rollout: Rollout, matched: MatchedRollout, *, prefix_len: int) -> RolloutReport:
     parsed, matching = matched.parsed, matched.matching
     return RolloutReport(
         num_predicted=len(parsed.objects),
@@ -288,7 +333,7 @@ def _make_report(rollout: Rollout, matched: MatchedRollout) -> RolloutReport:
         invalid=parsed.invalid,
         truncated=parsed.truncated,
         response_len=len(rollout.response_token_ids),
-        prefix_len=len(parsed.prefix_token_ids),
+        prefix_len=prefix_len,
         appended=len(matching.false_negatives),
         gating_rejections=matching.gating_rejections,
     )

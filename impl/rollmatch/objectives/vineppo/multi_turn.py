@@ -139,14 +139,14 @@ def _request(place: int, episode: Episode, *, name: str) -> RolloutRequest:
 
 
 def _played(episode: Episode, first: Rollout) -> Played:
-    trajectory, stop_id = episode.trajectory(), episode.rules.vocabulary.stop_id
-    is_stopped = trajectory.token_ids[-1] == stop_id
+    trajectory, stop_ids = episode.trajectory(), episode.rules.vocabulary.stop_ids
+    ids = trajectory.token_ids
+    stop_id = ids[-1] if ids[-1] in stop_ids else None
     whole = replace(
         first,
-        response_token_ids=trajectory.token_ids[: len(trajectory.token_ids) - is_stopped],
-        finish_reason="stop" if is_stopped else "length",
+        response_token_ids=ids if stop_id is None else ids[:-1],
+        stop_id=stop_id,
         response_logprobs=trajectory.logprobs,
     )
-    ids = trajectory.token_ids
-    num_tokens = sum(turn.stop - turn.start - (ids[turn.stop - 1] == stop_id) for turn in trajectory.turns)
+    num_tokens = sum(turn.stop - turn.start - (ids[turn.stop - 1] in stop_ids) for turn in trajectory.turns)
     return Played(trajectory=trajectory, rollout=whole, num_tokens=num_tokens, unparsable=episode.unparsable)

@@ -154,7 +154,7 @@ class VinePpoObjective(PolicyGradient):
     def _segment(self, played: Played, advantages: tuple[float, ...]) -> Segment:
         made = played.trajectory
         policy = PolicyTarget(advantages=advantages, is_written=made.written if made.turns else None)
-        return policy_segment(made.sample, played.rollout, policy, stop_id=self.vocabulary.stop_id)
+        return policy_segment(made.sample, played.rollout, policy)
 
     def _note(
         self,

@@ -47,8 +47,7 @@ class RewardRules:
         return [self._trajectory(*three) for three in zip(states, rollouts, totals, strict=True)]
 
     def _trajectory(self, state: State, rollout: Rollout, total: float) -> Trajectory:
-        is_finished = rollout.finish_reason == "stop"
-        ids = state.prefix_token_ids + rollout.response_token_ids + ((self.vocabulary.stop_id,) if is_finished else ())
+        is_finished, ids = rollout.stop_id is not None, state.prefix_token_ids + rollout.sampled_ids
         if not is_finished and self.unfinished_return is not None:
             total = self.unfinished_return
         logprobs = rollout.response_logprobs

@@ -143,7 +143,7 @@ def line_starts(text: bytes, answer_mark: bytes = b"") -> list[int]:
 
 def pieces_of(trajectory: Trajectory, vocabulary: Vocabulary) -> list[bytes]:
     """[R] the bytes of each id; none for a stop token and its like, which are no text."""
-    return [b"" if vocabulary.is_control(token_id) else vocabulary.piece(token_id) for token_id in trajectory.token_ids]
+    return vocabulary.pieces(trajectory.token_ids)
 
 
 def tokens_at(starts: Iterable[int], pieces: Sequence[bytes]) -> tuple[int, ...]:
