@@ -16,7 +16,7 @@ from conformance.doubles.refusals import refused
 from rollmatch.cli.main import main
 from rollmatch.config import load_config
 from rollmatch.launch.layout import ClusterGpus, make_layout, needs_of
-from rollmatch.launch.up import RunWords
+from rollmatch.launch.run_commands import RunWords
 from rollmatch.plan.layout import Layout
 
 NUMBERS = {"servers": None, "learners": None, "learner_nodes": None}

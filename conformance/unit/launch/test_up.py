@@ -23,7 +23,7 @@ from rollmatch.config import load_config
 from rollmatch.config.servers import pair_servers, server_section
 from rollmatch.errors import LaunchError
 from rollmatch.launch import up as up_command
-from rollmatch.launch.up import SERVER, RunWords
+from rollmatch.launch.run_commands import SERVER, RunWords
 from rollmatch.plan.layout import Layout
 from rollmatch.server.settings import KEY_VARIABLE
 

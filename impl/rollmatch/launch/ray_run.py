@@ -24,7 +24,7 @@ from rollmatch.launch.layout import Need
 from rollmatch.launch.processes import GRACE_S, forwarded
 from rollmatch.launch.ray_cluster import place
 from rollmatch.launch.ray_command import ActorSite, CommandReport
-from rollmatch.launch.up import RunWords
+from rollmatch.launch.run_commands import RunWords
 from rollmatch.run.directory import holds_run
 
 LOGS = "logs"
