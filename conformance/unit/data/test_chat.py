@@ -84,7 +84,7 @@ UNUSABLE = ("a", {"type": "text"}, {"type": "image_url", "image_url": {"url": "h
         ({"messages": []}, "field-type", {"messages": [USER]}),
         ({"messages": ["Well?"]}, "chat-malformed", {"messages": [USER]}),
         ({"messages": [{"role": "user"}]}, "chat-malformed", {"messages": [USER]}),
-        ({"messages": [USER | {"name": "x"}]}, "chat-malformed", {"messages": [USER]}),
+        ({"messages": [USER | {"mood": "x"}]}, "chat-malformed", {"messages": [USER]}),
         ({"messages": [USER | {"role": "me"}]}, "chat-malformed", {"messages": [USER]}),
         ({"messages": [USER | {"content": 3}]}, "chat-malformed", {"messages": [USER]}),
         *[({"messages": [USER | {"content": [part]}]}, "content-unusable", {"messages": [USER]}) for part in UNUSABLE],
