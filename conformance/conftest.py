@@ -14,6 +14,7 @@ from conformance.doubles import processes
 from rollmatch.run.machine import set_environment
 
 pytest_plugins = [
+    "conformance.doubles.judge_wheel",
     "conformance.doubles.run_fixtures",
     "conformance.tools.outside_tools",
     "conformance.tools.gpus",

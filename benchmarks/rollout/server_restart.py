@@ -17,9 +17,9 @@ import psutil
 import requests
 
 from conformance.doubles.division import MATCHING, typed
+from conformance.doubles.killed_server import make_run, parts_of, server_of, wait_for_sync
 from conformance.doubles.processes import stopped
 from conformance.doubles.started import journal_of, started
-from conformance.scenarios.weight_sync.test_killed_server import make_run, parts_of, server_of, wait_for_sync
 
 BAR_S = 10.0
 STEPS, IN_GENERATION, IN_SYNC = 8, 3, 5

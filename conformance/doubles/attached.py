@@ -6,7 +6,7 @@ import torch
 
 from conformance.doubles.learner_side import rendezvous
 from conformance.doubles.native_double import NativeDouble, Refused, serving
-from conformance.scenarios.request_distribution.test_vllm_server import GREEDY, TEMPLATE
+from conformance.doubles.prompts import GREEDY, TEMPLATE
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import ServerDied, WatchRules

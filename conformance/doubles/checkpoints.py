@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast, set_seed
+from transformers import (
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
+from vllm import LLM, SamplingParams
 
 from conformance.doubles.architectures import ARCHITECTURES
 from rollmatch.model.checkpoint import merged_weights
@@ -83,3 +90,15 @@ def _fill_zeros(model: PreTrainedModel) -> None:
     for weight in model.parameters():
         if not weight.any():
             weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
+
+
+def check_vllm_writes_as_transformers_does(directory, prompt):
+    """Greedily, in float32."""
+
+    small = {"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**26, "gpu_memory_utilization": 0.1}
+    engine = LLM(str(directory), dtype="float32", limit_mm_per_prompt={"image": 0}, **small)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    (answer,) = engine.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
+    model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    assert list(answer.outputs[0].token_ids) == ids[0, len(prompt) :].tolist()

@@ -12,6 +12,7 @@ from rollmatch.environments.environment import ActionUnparsable
 from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
+from rollmatch.objectives.vineppo.objective import TrajectoryReport
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import Turns
 from rollmatch.objectives.vineppo.tree import SearchRules
@@ -125,3 +126,14 @@ def values_in(segment):
     shown = VOCABULARY.text(segment.token_ids[segment.prompt_len :]).split("<")[1:]
     rungs = [0, *(int(part[0]) for part in shown)]
     return [value_of(rung, MAX_TURNS - turn) for turn, rung in enumerate(rungs)]
+
+
+SAMPLES = [sample_of(0), sample_of(1)]
+
+
+def targets_of(side, made=None, *, samples=SAMPLES, ranks=None):
+    return (made or climbing()).make_segments(samples, side.answer(samples), side.context(ranks))
+
+
+def reports_of(targets):
+    return [report for report in targets.reports if isinstance(report, TrajectoryReport)]

@@ -6,7 +6,7 @@ from conformance.doubles.instance import free_port
 from conformance.doubles.records import make_request
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
@@ -56,3 +56,20 @@ def roll_out(fence, model, step):
     request = make_request(request_id=f"{step}.{fence.ranks.rank}.0", prompt_token_ids=(1, 2, 3))
     (rollout,) = fence.backend.generate([request], Decoding(max_new_tokens=4))
     return {"step": step, "synced": seconds > 0, "version": rollout.policy_version, "ids": rollout.response_token_ids}
+
+
+URL = "http://h:1"
+
+
+def server_of(dialect):
+    server = RolloutServer(URL, ClientSettings(timeout_s=5, infer_timeout_s=5.0))
+    server.dialect = DIALECTS[dialect](URL)
+    return server
+
+
+def sync(learner, policy, **fields):
+    version = learner.server.version + 1
+    status, body = learner.sync(policy.weights, version=version, **fields)
+    assert status == 200, body
+    assert body["policy_version"] == version == learner.server.version
+    return body

@@ -7,7 +7,8 @@ from conformance.doubles.segments import make_row, make_segment
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN, bin_of
 from rollmatch.learn.head import HeadStates
 from rollmatch.learn.pack import starts_of_padded
-from rollmatch.objectives.rollout_matching.loss import LossRules, count_totals, masked_loss
+from rollmatch.objectives.grpo.loss import supervise_policy
+from rollmatch.objectives.rollout_matching.loss import LossRules, count_totals, logit_indices, masked_loss
 from rollmatch.objectives.rollout_matching.supervision import MaskRules, mask_segment, mask_segments
 
 RULES = LossRules(coord_ids=COORD_IDS, gate_weight=0.5)
@@ -55,3 +56,16 @@ def scored_segment(seed=0, **shape):
     """Logits of one segment, and arguments of its loss."""
     segment, _ = make_segment(seed, **shape)
     return random_logits(segment.encoded_len), scoring_of(mask_segment(segment, **MASK))
+
+
+def supervision_of(*segments):
+    starts = [sum(each.encoded_len for each in segments[:place]) for place in range(len(segments))]
+    return supervise_policy(segments, starts=starts, num_tokens=sum(each.encoded_len for each in segments))
+
+
+class ScoringSupervisor:
+    logit_indices = staticmethod(logit_indices)
+
+    @staticmethod
+    def supervise(segments, *, starts, num_tokens):
+        return mask_segments(segments, starts=starts, num_tokens=num_tokens, **MASK)

@@ -198,3 +198,22 @@ def serving(*doubles, host="127.0.0.1"):
     """URLs of running doubles; each has an ``answer(handler)``."""
     with ExitStack() as stack:
         yield [stack.enter_context(http_server(double.answer, host=host)).url for double in doubles]
+
+
+def tensors_of(seed, *, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "a": torch.randn(5, 3, generator=generator).to(dtype),
+        "half": torch.randn(7, generator=generator).to(torch.bfloat16),
+        "b": torch.randn(11, generator=generator).to(dtype),
+        "scalar": torch.randn((), generator=generator).to(dtype),
+        "c": torch.randn(2, 2, 2, generator=generator).to(dtype),
+    }
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def names_called(double):
+    return [name for name, _ in double.calls if name not in ("health", "openapi", "identity", "close_communicator")]

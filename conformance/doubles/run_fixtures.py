@@ -32,6 +32,6 @@ def place(tmp_path, monkeypatch):
 @pytest.fixture(scope="session")
 def learned_on_one_host(tmp_path_factory):
     """A run of two ranks and one server that stays."""
-    from conformance.scenarios.server_connection.test_elastic import learned  # loads torch
+    from conformance.doubles.elastic import learned  # loads torch
 
     return learned(tmp_path_factory.mktemp("fixed"), 1, {0: [0]})

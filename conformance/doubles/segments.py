@@ -15,6 +15,7 @@ from conformance.doubles.tiny_qwen3_vl import (
     VISION_END_ID,
     VISION_START_ID,
 )
+from rollmatch.learn.pack import Packer
 from rollmatch.model.images import NO_IMAGES, ImageFeatures
 from rollmatch.records import Row, Sample, Segment
 
@@ -98,3 +99,13 @@ def features_of(pixels: torch.Tensor, grid: torch.Tensor) -> ImageFeatures:
         expansions=tuple((IMAGE_ID,) * count for count in counts),
         num_placeholders=counts,
     )
+
+
+def make_packer(*lengths, capacity=10, max_buffered=512):
+    packer = Packer(capacity, max_buffered=max_buffered)
+    packer.add(plain_segments(*lengths))
+    return packer
+
+
+def ids_of(segments):
+    return [segment.sample.sample_id for segment in segments]

@@ -1,4 +1,4 @@
-"""A trainer on the digits in this process, with the hf backend: what ``launch.run`` assembles, less its console."""
+"""A trainer on the digits in this process, with the hf backend: what ``run.assemble`` assembles, less its console."""
 
 import copy
 from itertools import chain

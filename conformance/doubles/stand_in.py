@@ -13,7 +13,8 @@ from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal
 from rollmatch.server.identity import Model, load_model_identity
 from rollmatch.server.images import ImageReader
-from rollmatch.server.prompts import PromptMaker
+from rollmatch.server.payloads import Sampling
+from rollmatch.server.prompts import EnginePrompt, GenerateRequest, PromptMaker
 from rollmatch.server.replica import EngineOutput, dead
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import assemble
@@ -145,3 +146,12 @@ def refusal(reply, *names):
     """Of a reply (status, body): the status, and fields of the body, by default code and key."""
     status, body = reply
     return status, *(body.get(name) for name in names or ("code", "key"))
+
+
+def requests_for_ids(*ids):
+    params = PretendingReplica(0).params_of(GenerateRequest(sampling=Sampling(max_tokens=2)), seed=None)
+    return [(EnginePrompt(token_ids=[i], images=[], expanded_len=1), params) for i in ids]
+
+
+def pool_of(num_replicas=2, **fields):
+    return EnginePool([PretendingReplica(index, **fields) for index in range(num_replicas)])

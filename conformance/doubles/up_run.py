@@ -6,8 +6,8 @@ import psutil
 
 from conformance.doubles.division import MATCHING, SMALL, named
 from conformance.doubles.instance import free_port
+from conformance.doubles.killed_server import in_session
 from conformance.doubles.started import cli_command
-from conformance.scenarios.weight_sync.test_killed_server import in_session
 
 STARTED = r"^\[{0}\] rollmatch up: {0}.* is process (\d+) on node (\w+)$"
 PARTS = ("learner", "learner-0", "learner-1", "server-0", "server-1")

@@ -9,9 +9,8 @@ from conformance.doubles.digits import CONFIG, MODEL
 from conformance.doubles.division import VLLM, typed
 from conformance.doubles.instance import free_port
 from conformance.doubles.started import finish, started
+from conformance.gpu.peers import ENGINE, STOCK_OPTIONS, TRL, VLLM_SERVE, server_overrides, spelled
 from conformance.gpu.places import place
-from conformance.gpu.test_foreign_peers import ENGINE, STOCK_OPTIONS, TRL, VLLM_SERVE, spelled
-from conformance.gpu.test_topologies import server_overrides
 
 CHECKS = (
     "a-group-opens-again",

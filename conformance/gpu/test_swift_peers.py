@@ -13,11 +13,11 @@ from conformance.doubles.division import GRPO, SMALL, VLLM, named, typed
 from conformance.doubles.instance import free_port
 from conformance.doubles.one_step import take_steps
 from conformance.doubles.started import finish, started
+from conformance.doubles.swift_rlhf import STEPS, check_steps
+from conformance.gpu.peers import greedy_answers_of_transformers, our_server
 from conformance.gpu.places import gpu_of, place, put_at
-from conformance.gpu.test_foreign_peers import greedy_answers_of_transformers, our_server
 from conformance.gpu.trl_trainer import MODEL, greedy_answers
 from conformance.tools.outside_tools import python_of
-from conformance.unit.interop.test_swift_rlhf import STEPS, check_steps
 
 SWIFT = (
     "custom.extra.rollout_server.engine=swift",

@@ -14,12 +14,12 @@ from conformance.doubles.division import VLLM, typed
 from conformance.doubles.instance import free_port
 from conformance.doubles.started import finish, in_time, journals_of, keep, started
 from conformance.gpu.greedy import answers
+from conformance.gpu.peers import server_overrides
 from conformance.judge.calls import Server
 from conformance.tools.judge import judge
 from rollmatch.model.vocabulary import split_at_stop
 
 STEPS, NUM_ASKED = 60, 8
-SERVER = "custom.extra.rollout_server"
 KEPT = os.environ.get("ROLLMATCH_TRACES")
 """A directory that journals are written to, to be committed and judged again on machines without GPUs."""
 
@@ -37,18 +37,6 @@ def overrides_for(out):
 def eager(tensor):
     """Compiled engines of several GPUs first build flashinfer's all-reduce, for minutes and with sources of CUDA's."""
     return f"{VLLM}.enforce_eager={str(tensor > 1).lower()}"
-
-
-def server_overrides(ports, groups, **sizes):
-    urls = [f"http://127.0.0.1:{port}" for port in ports]
-    named = (
-        {"base_url": urls, "group_port": groups} if len(ports) > 1 else {"base_url": urls[0], "group_port": groups[0]}
-    )
-    return (
-        f"{VLLM}.mode=server",
-        *(f"{VLLM}.server.{key}={value}".replace("'", "") for key, value in named.items()),
-        *(f"{SERVER}.vllm_{name}_parallel_size={size}" for name, size in sizes.items()),
-    )
 
 
 def check_run(out, num_ranks):

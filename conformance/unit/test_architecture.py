@@ -95,6 +95,18 @@ def test_no_file_and_no_class_has_a_forbidden_name():
     assert offenders(lambda path: forbidden_names(path.read_text(), path.relative_to(ROOT)), FILES) == {}
 
 
+def imports_of_tests(path):
+    """Imports from a ``test_*.py``, in strings of code too: what is shared belongs into ``conformance/doubles``."""
+    return re.findall(
+        r"^ *(?:from|import) [\w.]*\btest_.*|^ *from [\w.]+ import .*\btest_.*", path.read_text(), re.MULTILINE
+    )
+
+
+def test_no_file_imports_from_a_test():
+    paths = [path for path in FILES if "conformance" in path.parts or "benchmarks" in path.parts]
+    assert offenders(imports_of_tests, paths) == {}
+
+
 def test_code_is_plain_ascii():
     assert offenders(lambda path: not path.read_bytes().isascii(), MODULES) == {}
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from conformance.doubles.judged import judgement_of, small_server
 from conformance.judge.servers.check import SHOULD, Check
 from conformance.judge.servers.checks import CHECKS
 from conformance.judge.servers.reports import report_of
-from conformance.judge.servers.test_judgement import judgement_of, small_server
 from conformance.judge.trainers.checks import CHECKS as CHECKS_OF_TRAINERS
 from conformance.tools.specification import read_specification
 

@@ -2,64 +2,25 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import tomllib
-import zipfile
 from xml.etree import ElementTree
 
 import pytest
 from transformers.utils.logging import enable_progress_bar
 
 from conformance.doubles.digits import MODEL, ROOT
+from conformance.doubles.judge_wheel import judge, start_judge
+from conformance.doubles.judged import REPLY, small_server
 from conformance.judge.servers.command import main
 from conformance.judge.servers.policy import Policies
-from conformance.judge.servers.test_judgement import REPLY, small_server
 from rollmatch import __version__
 from rollmatch.cli.main import main as rollmatch
 
 GOOD = ("health-with-and-without-slash", "routes-are-listed", "one-prompt-one-response")
-BLOCKER = """
-import sys
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers", "rollmatch", "psutil", "vllm"):
-            raise ModuleNotFoundError(f"{name} is not here", name=name)
-sys.meta_path.insert(0, Blocker())
-"""
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The wheel, unpacked; built from a copy, because a build leaves folders behind."""
-    folder = tmp_path_factory.mktemp("wheel")
-    shutil.copytree(
-        ROOT / "conformance/judge", folder / "source", ignore=shutil.ignore_patterns("__pycache__", "build")
-    )
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "./source"]
-    subprocess.run([*command, "--wheel-dir", "."], cwd=folder, check=True, capture_output=True)
-    [wheel] = folder.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(folder / "site")
-    (folder / "site" / "sitecustomize.py").write_text(BLOCKER)
-    return folder / "site"
-
-
-def start_judge(site, folder, *words):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    code = "from conformance.judge.servers.command import run; run()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *words], cwd=folder, env=environment | {"PYTHONPATH": str(site)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-
-
-def judge(site, folder, *words):
-    process = start_judge(site, folder, *words)
-    output, _ = process.communicate(timeout=240)
-    return process.returncode, output
 
 
 @pytest.mark.scenario(clauses=["judging/an-implementation-proves-itself-by-vectors#1"])

@@ -10,6 +10,8 @@ from torch import ones
 
 from conformance.doubles.digits import ROOT
 from conformance.doubles.http_server import http_server, read_body, send
+from conformance.doubles.judge_wheel import judge
+from conformance.doubles.judged import make_check
 from conformance.judge.servers import dialect_plugins
 from conformance.judge.servers.check import MUST
 from conformance.judge.servers.dialect_plugins import DialectUnusable, kind_of
@@ -17,8 +19,6 @@ from conformance.judge.servers.judgement import JudgingRules, ServerJudgement
 from conformance.judge.servers.recording import read_recording, recorded_verdicts
 from conformance.judge.servers.subject import Subject
 from conformance.judge.servers.talk import Stopped, Talk
-from conformance.judge.servers.test_command import installed, judge  # noqa: F401  # a fixture
-from conformance.judge.servers.test_judgement import make_check
 
 FOLDER = ROOT / "fixtures/dialects"
 FILE = FOLDER / "prime_rl.py"
@@ -62,7 +62,7 @@ def subject_of(server):
 
 
 @pytest.mark.scenario("judging/a-dialect-in-a-file", clauses=["judging/a-dialect-can-come-from-outside#1"])
-def test_a_server_is_judged_by_a_file_in_an_empty_directory(installed, tmp_path, prime_rl):  # noqa: F811
+def test_a_server_is_judged_by_a_file_in_an_empty_directory(installed, tmp_path, prime_rl):
     shutil.copy(FILE, tmp_path)
     words = ["--dialect", "prime_rl.py", "--check", "one-prompt-one-response", "--json", "report.json"]
     code, output = judge(installed, tmp_path, prime_rl.url, *words)
@@ -73,7 +73,7 @@ def test_a_server_is_judged_by_a_file_in_an_empty_directory(installed, tmp_path,
 
 
 @pytest.mark.scenario(clauses=["judging/a-dialect-can-come-from-outside#2"])
-def test_an_installed_dialect_is_found_by_the_routes_of_its_server(installed, tmp_path, prime_rl):  # noqa: F811
+def test_an_installed_dialect_is_found_by_the_routes_of_its_server(installed, tmp_path, prime_rl):
     site = tmp_path / "site"
     shutil.copytree(installed, site)
     shutil.copy(FILE, site)
@@ -139,7 +139,7 @@ def test_a_dialect_that_cannot_be_used_is_refused(tmp_path, change, named):
         (["--dialect", str(FILE), "--transport", "gloo"], "--transport: gloo is none of filesystem"),
     ],
 )
-def test_unknown_dialects_and_transports_are_wrong_usage(installed, tmp_path, words, named):  # noqa: F811
+def test_unknown_dialects_and_transports_are_wrong_usage(installed, tmp_path, words, named):
     code, output = judge(installed, tmp_path, "http://127.0.0.1:9", *words)
     assert (code, named in output) == (2, True), output
 

@@ -3,65 +3,18 @@
 import json
 import shlex
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from conformance.doubles.http_server import http_server, send
-from conformance.judge.servers.check import MUST, SHOULD, Check
+from conformance.doubles.judged import REPLY, judgement_of, make_check, small_server
+from conformance.judge.servers.check import MUST, SHOULD
 from conformance.judge.servers.checks import BY_ID, CHECKS
 from conformance.judge.servers.dialects import DIALECTS
-from conformance.judge.servers.judgement import JudgingRules, ServerJudgement
 from conformance.judge.servers.profiles import UnknownCheck, checks_of, required_by
 from conformance.judge.servers.reports import report_of
-from conformance.judge.servers.subject import Subject
 from conformance.judge.servers.verdicts import VerdictRow, exit_code
-
-ROUTES = DIALECTS["trl"]().routes
-REPLY = {"prompt_ids": [[1, 2]], "completion_ids": [[3, 4]], "logprobs": None}
-
-
-@contextmanager
-def small_server(*, generate=lambda body: (200, REPLY), health=200):
-    """A server of the trl dialect that answers every prompt with two tokens; ``calls`` are the paths it was asked."""
-    calls = []
-
-    def answer(handler):
-        raw = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
-        calls.append(handler.path)
-        if handler.path == "/openapi.json":
-            send(handler, 200, {"paths": {route: {} for route in ROUTES}})
-        elif handler.path == "/missing/":
-            send(handler, 404, {})
-        elif handler.path == "/generate/":
-            send(handler, *generate(json.loads(raw)))
-        else:
-            send(handler, health, {"world_size": 1, "version": "1.2"})
-
-    with http_server(answer) as server:
-        server.calls = calls
-        yield server
-
-
-def judgement_of(server, **terms):
-    subject = Subject(name="x", version="1", url=server.url, dialect=DIALECTS["trl"]())
-    return ServerJudgement(subject, JudgingRules(**terms))
-
-
-def make_check(check_id, *reasons, ask=None, **fields):
-    """Misses with each reason in turn, the last one repeats; an empty one passes."""
-    left = list(reasons) or [""]
-
-    def judge(exchange):
-        return exchange.notes.get("reason", "")
-
-    def ask_next(talk):
-        talk.post("asked", f"/{check_id}/")
-        talk.note("reason", left.pop(0) if len(left) > 1 else left[0])
-
-    return Check(check_id=check_id, sentence=f"{check_id} holds.", ask=ask or ask_next, judge=judge, **fields)
 
 
 @pytest.mark.scenario("judging/a-miss-that-is-not-seen-again", clauses=["judging/a-verdict-names-one-cause#1"])

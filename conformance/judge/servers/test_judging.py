@@ -5,13 +5,12 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 
 import psutil
 import pytest
 
 from conformance.doubles.digits import ROOT
-from conformance.doubles.http_server import http_server, send
+from conformance.doubles.judged import replying, small_server, subject_at
 from conformance.judge.servers.check import MISSED, PASSED, UNTESTABLE, Check, CheckVerdict, judge
 from conformance.judge.servers.checks import BY_ID, CHECKS
 from conformance.judge.servers.declared import outside_of
@@ -23,30 +22,11 @@ from conformance.judge.servers.plugin import policies_of
 from conformance.judge.servers.preflight import outside_ranges
 from conformance.judge.servers.recording import Recording, read_recording, write_recording
 from conformance.judge.servers.run import ask, ask_and_judge
-from conformance.judge.servers.subject import DialectUnclear, Subject, find_dialect
-from conformance.judge.servers.test_judgement import small_server
+from conformance.judge.servers.subject import DialectUnclear, find_dialect
 from rollmatch.dialects.session import SIGNS
 
 HEALTH = BY_ID["health-with-and-without-slash"]
 OK = 200, {"status": "ok", "world_size": 1, "paths": {}}
-
-
-@contextmanager
-def replying(status, body, *, closes=False, wait=lambda: None):
-    """URL of a server with one reply to everything; ``closes``: it ends each connection without saying so."""
-
-    def answer(handler):
-        handler.rfile.read(int(handler.headers.get("content-length", 0)))
-        wait()
-        handler.close_connection = closes or handler.close_connection
-        send(handler, status, body)
-
-    with http_server(answer, protocol="HTTP/1.1") as server:
-        yield server.url
-
-
-def subject_at(url, dialect="swift"):
-    return Subject(name="x", version="1", url=url, dialect=DIALECTS[dialect]())
 
 
 def test_a_server_with_one_reply_to_everything_passes_no_check_of_content():

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from conformance.doubles.digits import ROOT
+from conformance.doubles.judged import judgement_of, make_check, replying, small_server, subject_at
 from conformance.judge.servers.check import UNTESTABLE
 from conformance.judge.servers.checks import BY_ID, checks_for
 from conformance.judge.servers.dialects import DIALECTS
@@ -17,8 +18,6 @@ from conformance.judge.servers.profiles import PROFILES, checks_of, left_out
 from conformance.judge.servers.reproduce import curl_for, curl_of
 from conformance.judge.servers.run import ask_and_judge
 from conformance.judge.servers.subject import KEY_VARIABLE, DialectUnclear, Subject, bearer, find_dialect
-from conformance.judge.servers.test_judgement import judgement_of, make_check, small_server
-from conformance.judge.servers.test_judging import replying, subject_at
 
 OF_KEYS = [name for name, check in BY_ID.items() if "key" in check.needs]
 SERVER = f"""

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from conformance.doubles.broken_bench import MISTAKES, BrokenBench
 from conformance.doubles.digits import MODEL
 from conformance.judge.servers import scoring
 from conformance.judge.servers.broken.app import serving
@@ -13,7 +14,6 @@ from conformance.judge.servers.broken.switches import Switches
 from conformance.judge.servers.check import MISSED, PASSED
 from conformance.judge.servers.checks import BY_ID
 from conformance.judge.servers.policy import Policies
-from conformance.judge.servers.test_broken import MISTAKES, BrokenBench
 
 WIDE = 0.1
 NUMERIC = (

@@ -2,12 +2,12 @@
 
 import pytest
 
+from conformance.doubles.broken_bench import BrokenBench
 from conformance.doubles.digits import MODEL
 from conformance.judge.servers.broken.app import serving
 from conformance.judge.servers.broken.engine import TinyEngine
 from conformance.judge.servers.broken.switches import Switches
 from conformance.judge.servers.checks import BY_ID
-from conformance.judge.servers.test_broken import BrokenBench
 
 FOUND_BY_URL = (
     ("swift", "log-probabilities are shifted by one", "sampling-is-from-the-whole-distribution"),

@@ -6,18 +6,19 @@ import pytest
 import requests
 import torch
 
+from conformance.doubles.digits import ROOT
 from conformance.judge.calls import RawLearner, Server
 from conformance.judge.ports import free_port
 from conformance.judge.servers.broken.engine import TinyEngine
 from conformance.judge.servers.broken.switches import Switches
 from conformance.judge.trainers.arrivals import of_kind
 from conformance.judge.trainers.server import RecordingServer, recording
-from conformance.judge.trainers.test_small_trainer import MODEL
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import AGAIN, NativeSender
 from rollmatch.dialects.prompt import Prompt, SamplingRules
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 
+MODEL = ROOT / "fixtures/models/tape"
 MERGE = {"name": "a", "lora_a": "b", "lora_b": "c", "scaling": 1.0}
 
 

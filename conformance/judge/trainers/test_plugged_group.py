@@ -6,17 +6,19 @@ import pytest
 import requests
 import torch
 
+from conformance.doubles.digits import ROOT
 from conformance.judge.ports import free_port
 from conformance.judge.servers.broken.engine import TinyEngine
 from conformance.judge.servers.broken.switches import Switches
 from conformance.judge.trainers.arrivals import of_kind
 from conformance.judge.trainers.server import RecordingServer, recording
-from conformance.judge.trainers.test_small_trainer import MODEL
 from rollmatch.dialects.vllm.sender import FINISH, JOIN, START, UPDATE
 from rollmatch.dialects.vllm.transports import GlooTransport
 from rollmatch.weights.gloo import BUCKET_BYTES
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.plan import outgoing
+
+MODEL = ROOT / "fixtures/models/tape"
 
 
 @pytest.fixture

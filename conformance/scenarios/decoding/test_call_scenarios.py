@@ -4,18 +4,12 @@ import time
 
 import pytest
 
+from conformance.doubles.client_calls import SECOND, backend_of, config_for, requests_of, tensors_of
 from conformance.doubles.digits import scenes, template_of
 from conformance.doubles.instance import free_port
+from conformance.doubles.learner_side import TEMPLATE
 from conformance.doubles.native_double import NativeDouble, serving
 from conformance.doubles.refusals import refused
-from conformance.scenarios.server_connection.test_client_scenarios import (
-    SECOND,
-    TEMPLATE,
-    backend_of,
-    config_for,
-    requests_of,
-    tensors_of,
-)
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, make_requests

@@ -6,9 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from conformance.doubles.ladders import SLIP, Ladder, TurnSide, climbing, values_in, world
+from conformance.doubles.ladders import SLIP, Ladder, TurnSide, climbing, reports_of, targets_of, values_in, world
 from conformance.doubles.locks import A, sample_of, segments_of
-from conformance.scenarios.environments.test_multi_turn import reports_of, targets_of
 from rollmatch.environments.environment import begin, generator_of, load_environment, take_step
 from rollmatch.errors import TargetError
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from conformance.doubles.ladders import (
     MAX_TURNS,
+    SAMPLES,
     STOP,
     TOP,
     Ladder,
@@ -17,30 +18,22 @@ from conformance.doubles.ladders import (
     grouped,
     played,
     reply,
+    reports_of,
     searching,
+    targets_of,
     value_of,
     values_in,
     world,
 )
-from conformance.doubles.locks import A, B, gradient_of, prompt_of, sample_of, segments_of
+from conformance.doubles.locks import A, B, gradient_of, prompt_of, segments_of
 from conformance.doubles.ranks import together
 from rollmatch.objectives.grpo.loss import supervise_policy
-from rollmatch.objectives.vineppo.objective import TrajectoryReport
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import FixedTokens, Turns
 from rollmatch.objectives.vineppo.tree import SearchRules
 from rollmatch.rollout.backend import Decoding
 
-SAMPLES = [sample_of(0), sample_of(1)]
 LONG = Decoding(max_new_tokens=2, temperature=1.0)
-
-
-def targets_of(side, made=None, *, samples=SAMPLES, ranks=None):
-    return (made or climbing()).make_segments(samples, side.answer(samples), side.context(ranks))
-
-
-def reports_of(targets):
-    return [report for report in targets.reports if isinstance(report, TrajectoryReport)]
 
 
 @pytest.mark.scenario(

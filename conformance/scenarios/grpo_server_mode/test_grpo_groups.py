@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from conformance.doubles.configs import config_with
+from conformance.doubles.objectives import GRPO, SECTION, VOCABULARY, OfVocabulary
 from conformance.doubles.ranks import together
 from conformance.doubles.records import make_rollout
 from conformance.doubles.refusals import refused
-from conformance.doubles.tokenizer import make_vocabulary
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.grpo.segments import summarize_completions
 from rollmatch.objectives.protocol import ObjectiveContext
@@ -18,26 +18,7 @@ from rollmatch.records import Sample
 from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.run.objectives import make_objective
 
-SECTION = "custom.extra.grpo."
-GRPO = (
-    "custom.trainer_variant=grpo",
-    f"{SECTION}rewards=[{{function: conformance.scenarios.grpo_server_mode.test_grpo_groups:score_of}}]",
-    "~.decoding.temperature=1",
-)
-VOCABULARY = make_vocabulary()
 SAMPLE = Sample(sample_id=0, origin="x:1", images=())
-
-
-def score_of(answer, sample):
-    """The reward that a test has written into the answer itself."""
-    return float(answer)
-
-
-class OfVocabulary:
-    """As much of a template as an objective is made from."""
-
-    vocabulary = VOCABULARY
-    banned_ids = ()
 
 
 def objective_with(*overrides):

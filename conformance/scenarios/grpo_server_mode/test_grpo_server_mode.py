@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from conformance.doubles.adapters import adapted
 from conformance.doubles.configs import GRPO, LONG, config_with, refusal_of
 from conformance.doubles.digits import MODEL, load_model, template_of
 from conformance.doubles.engine import install
 from conformance.doubles.instance import free_port
 from conformance.doubles.native_double import NativeDouble, serving
 from conformance.doubles.refusals import refused
-from conformance.unit.weights.test_named_weights import adapted
 from rollmatch.config import RunConfig
 from rollmatch.config.servers import server_section
 from rollmatch.dialects.native import group as gloo

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.doubles.loss_cases import supervision_of
 from conformance.doubles.records import segment_with
 from conformance.doubles.refusals import refused
 from rollmatch.objectives.grpo.loss import (
@@ -17,7 +18,6 @@ from rollmatch.objectives.grpo.loss import (
     policy_logit_indices,
     policy_loss,
     score_tokens,
-    supervise_policy,
 )
 from rollmatch.records import PolicyTarget
 
@@ -30,11 +30,6 @@ def segment(length, *, prompt_len=1, is_masked=False, **columns):
     ids = tuple(place % NUM_IDS for place in range(prompt_len + length))
     policy = PolicyTarget(is_masked=is_masked, **columns)
     return segment_with(ids, prompt_len=prompt_len, prefix_len=length, policy=policy)
-
-
-def supervision_of(*segments):
-    starts = [sum(each.encoded_len for each in segments[:place]) for place in range(len(segments))]
-    return supervise_policy(segments, starts=starts, num_tokens=sum(each.encoded_len for each in segments))
 
 
 def rules_with(**rules):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.doubles.forecasts import split
 from conformance.doubles.refusals import refused
-from conformance.unit.plan.test_forecast import forecaster, split  # noqa: F401  # a fixture
 from rollmatch.plan.layout import lay_out
 from rollmatch.plan.proposal import propose
 from rollmatch.plan.workload import Split, splits_of
@@ -67,7 +67,7 @@ def test_an_engine_in_the_learners_process_has_its_ranks_on_one_node():
 
 
 @pytest.mark.scenario(clauses=["launchers/a-cluster-s-gpus-are-divided-as-planned#4"])
-def test_a_split_that_does_not_divide_over_the_nodes_is_shown_and_not_proposed(forecaster):  # noqa: F811
+def test_a_split_that_does_not_divide_over_the_nodes_is_shown_and_not_proposed(forecaster):
     site = forecaster(num_gpus=3, num_nodes=2)
     proposal = propose(site)
     problems = {str(one.split): one.problem for one in proposal.forecasts}
@@ -77,6 +77,6 @@ def test_a_split_that_does_not_divide_over_the_nodes_is_shown_and_not_proposed(f
     assert site.forecast(split(1, 5)).layout is None
 
 
-def test_servers_of_a_size_that_never_fits_are_refused(forecaster):  # noqa: F811
+def test_servers_of_a_size_that_never_fits_are_refused(forecaster):
     with refused("nothing-fits", "--gpus", remedy="vllm_data_parallel_size"):
         propose(forecaster(num_gpus=2, engines_per_server=2))

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from conformance.doubles.configs import config_with
-from conformance.doubles.digits import CONFIG, load_digits, write_cut
-from conformance.doubles.http_server import answering
+from conformance.doubles.digits import CONFIG, write_cut
+from conformance.doubles.health_server import config_for, serving
 from conformance.doubles.refusals import refused
 from conformance.doubles.started import HF, journal_of, started, train_command
 from rollmatch.cli.main import main
@@ -29,24 +29,6 @@ from rollmatch.server.settings import KEY_VARIABLE
 SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")
 SIZES = "custom.extra.rollout_server.vllm_data_parallel_size=3"
 PAIRS = "custom.extra.rollout_server.vllm_tensor_parallel_size=2"
-
-
-def serving(world_size=3, *, after_s=0.0, key=""):
-    """A server that is healthy from some time on."""
-    healthy_at = time.monotonic() + after_s
-
-    def answer(name, _):
-        reply = {"world_size": world_size} if "world" in name else {"status": "ok"}
-        return (200 if time.monotonic() >= healthy_at else 503), reply
-
-    return answering(answer, key=key)
-
-
-def config_for(url, *overrides):
-    vllm = "custom.extra.rollout_matching.vllm"
-    return load_digits(
-        f"{vllm}.mode=server", f"{vllm}.server.base_url={url}", f"{vllm}.server.group_port=51216", *overrides
-    )
 
 
 @pytest.fixture

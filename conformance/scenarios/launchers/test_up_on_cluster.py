@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import load_file
 
 from conformance.doubles.division import MATCHING, VLLM, typed
+from conformance.doubles.killed_server import wait_for_sync
 from conformance.doubles.processes import stopped
 from conformance.doubles.ray_nodes import own_address, ray_nodes
 from conformance.doubles.started import cli_command, finish, finish_ranks, in_time, journal_of, journals_of, started
 from conformance.doubles.up_run import left_of, lose, now, overrides_of, starts_of, up
-from conformance.scenarios.weight_sync.test_killed_server import wait_for_sync
 from conformance.tools.judge import judge
 from rollmatch.data import LearnerOrder, load_samples
 

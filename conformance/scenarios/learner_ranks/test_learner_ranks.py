@@ -5,17 +5,11 @@ from typing import Any
 
 import pytest
 
+from conformance.doubles.ranks import NoJournal
 from conformance.tools.schedule import Action, as_rank, do, explore, meet
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import Fence
-
-
-class NoJournal:
-    """A journal that nobody reads."""
-
-    def write(self, event, **fields):
-        return fields
 
 
 class ScheduledRanks(Ranks):

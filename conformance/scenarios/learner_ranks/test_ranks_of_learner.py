@@ -15,17 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.instance import free_port
 from conformance.doubles.learner_side import BUCKET_BYTES, make_fence, roll_out
 from conformance.doubles.native_double import NativeDouble, serving
+from conformance.doubles.sharded import make_model, split
 from conformance.doubles.started import started_ranks
-from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import read_journal
 from rollmatch.model import checkpoint, sharding
@@ -154,19 +151,6 @@ def test_a_refused_sync_is_the_same_error_on_both_ranks_soon(run):
     assert "tensor-shape-mismatch" in first["error"]["problem"]
     assert max(first["seconds"], second["seconds"]) < 30
     assert double.policy_version == 2
-
-
-def make_model():
-    """Eight layers with adapters on every linear layer, which learn."""
-    torch.manual_seed(0)
-    model = get_peft_model(make_tiny_qwen3(num_layers=8), LoraConfig(r=2, target_modules="all-linear"))
-    return perturb_adapters(model)
-
-
-def split(model):
-    for layer in model.get_base_model().model.layers:
-        fully_shard(layer)
-    return fully_shard(model)
 
 
 def train(model):

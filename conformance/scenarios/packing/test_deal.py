@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.doubles.loss_cases import RULES
+from conformance.doubles.loss_cases import RULES, ScoringSupervisor
 from conformance.doubles.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model
 from conformance.doubles.ranks import alone, together
 from conformance.doubles.segments import make_segment, plain_segment
-from conformance.unit.learn.test_scoring import ScoringSupervisor
 from rollmatch.learn.balance import PassSize, RowBalancer, balance, spread_longest_first
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.head import Scoring, logprobs_of

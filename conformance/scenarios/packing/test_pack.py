@@ -10,20 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.refusals import refused
-from conformance.doubles.segments import plain_segment, plain_segments
-from rollmatch.learn.pack import Packer, fullest_subset, pack
+from conformance.doubles.segments import ids_of, make_packer, plain_segment, plain_segments
+from rollmatch.learn.pack import fullest_subset, pack
 
 lengths_and_capacity = st.tuples(st.lists(st.integers(1, 12), max_size=10), st.integers(0, 40))
-
-
-def make_packer(*lengths, capacity=10, max_buffered=512):
-    packer = Packer(capacity, max_buffered=max_buffered)
-    packer.add(plain_segments(*lengths))
-    return packer
-
-
-def ids_of(segments):
-    return [segment.sample.sample_id for segment in segments]
 
 
 def brute_force(lengths, capacity):

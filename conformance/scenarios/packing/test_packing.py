@@ -9,8 +9,7 @@ from conformance.doubles.configs import refusal_of
 from conformance.doubles.digits import load_digits
 from conformance.doubles.models import make_packed_model, packed_logits
 from conformance.doubles.refusals import refused
-from conformance.doubles.segments import make_row, make_segment
-from conformance.scenarios.packing.test_pack import ids_of, make_packer
+from conformance.doubles.segments import ids_of, make_packer, make_row, make_segment
 from rollmatch.run.prompts import check_packing
 
 

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from conformance.doubles import turns
+from conformance.doubles.grpo_run import GRPO, SAMPLES, WINDOW
 from conformance.doubles.small_run import events, make_trainer, step_between, trained, weights_of
 from conformance.doubles.started import finish_ranks, journals_of
-from conformance.unit.training.test_grpo import GRPO, SAMPLES, WINDOW
 
 TOLERANCE = 1e-4
 """Of a step's length: float32, sums in another order. A wrong divisor differs by a third or more."""

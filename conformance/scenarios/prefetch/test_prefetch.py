@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.doubles.configs import GRPO, config_with, refusal_of
+from conformance.doubles.prefetching import GREEDY, Servers, opened, requests_of
 from conformance.doubles.refusals import refused
-from conformance.unit.rollout.test_prefetch import GREEDY, Servers, opened, requests_of
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.overlap import Ahead, RequestedWindow
 from rollmatch.run.assemble import make_overlap

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from conformance.doubles.prefetching import GREEDY, Servers, ids_of, opened, requests_of, until
 from conformance.judge.servers.talk import in_thread
-from conformance.unit.rollout.test_prefetch import GREEDY, Servers, ids_of, opened, requests_of, until
 from rollmatch.errors import RolloutError
 from rollmatch.rollout import prefetch as module
 from rollmatch.rollout.members import ServerLost

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from conformance.scenarios.learner_ranks.test_learner_ranks import NoJournal
+from conformance.doubles.prefetching import GREEDY, requests_of, rollouts_of
+from conformance.doubles.ranks import NoJournal
 from conformance.tools.schedule import as_rank, do, explore, when
-from conformance.unit.rollout.test_prefetch import GREEDY, requests_of, rollouts_of
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.native_double import NativeDouble, serving
-from conformance.scenarios.request_distribution.test_vllm_server import TEMPLATE
-from conformance.unit.rollout.test_prefetch import GREEDY, requests_of, until
+from conformance.doubles.prefetching import GREEDY, requests_of, until
+from conformance.doubles.prompts import TEMPLATE
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks

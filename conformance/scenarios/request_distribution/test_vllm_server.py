@@ -3,28 +3,18 @@
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from conformance.doubles.native_double import NativeDouble, Refused, serving
-from conformance.doubles.records import make_request
+from conformance.doubles.prompts import GREEDY, TEMPLATE, requests_of
 from conformance.doubles.refusals import refused
 from rollmatch.dialects.http import ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import SyncError
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.servers import VllmServerBackend
-
-STOP = 9
-TEMPLATE = SimpleNamespace(
-    messages=lambda sample: [{"role": "user", "content": "?"}],
-    banned_ids=(7,),
-    vocabulary=SimpleNamespace(stop_ids={STOP}, stop_texts=("<|im_end|>",)),
-)
-GREEDY = Decoding(max_new_tokens=4)
 
 
 class Sender:
@@ -91,10 +81,6 @@ def make_backend(doubles):
     yield make
     for front in fronts:
         front.__exit__(None, None, None)
-
-
-def requests_of(num_requests):
-    return [make_request(i, prompt_token_ids=(100 + i, 5, STOP, 6)) for i in range(num_requests)]
 
 
 def asked(double):

@@ -13,10 +13,9 @@ import requests
 
 from conformance.doubles.digits import load_model
 from conformance.doubles.instance import ENVIRONMENT, Instance, free_port, running, settings_for
-from conformance.doubles.processes import is_healthy, start
+from conformance.doubles.processes import is_healthy, start, stopped
 from conformance.judge.calls import RawLearner, Server, text_batch
 from conformance.judge.servers.talk import in_thread
-from conformance.scenarios.weight_sync.test_killed_server import stopped
 from rollmatch.model.checkpoint import merged_weights
 
 pytestmark = pytest.mark.engine

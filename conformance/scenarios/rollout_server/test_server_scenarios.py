@@ -7,10 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from conformance.doubles.stand_in import STOP, PretendingReplica, refusal
-from conformance.scenarios.rollout_server.test_server_updates import OPEN, full_sync
-from conformance.scenarios.topologies.test_engine_pool import pool_of, requests_for_ids
-from conformance.unit.server.test_server_requests import batch
+from conformance.doubles.request_bodies import batch
+from conformance.doubles.stand_in import STOP, PretendingReplica, pool_of, refusal, requests_for_ids
+from conformance.doubles.update_bodies import OPEN, full_sync
 from rollmatch.server.payloads import Sampling
 
 SWIFT_ROUTES = (

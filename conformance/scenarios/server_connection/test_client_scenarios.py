@@ -8,52 +8,24 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance.doubles.configs import config_with
+from conformance.doubles.client_calls import SECOND, SHORT, backend_of, config_for, requests_of, tensors_of
 from conformance.doubles.instance import free_port
-from conformance.doubles.learner_side import TEMPLATE, rendezvous
+from conformance.doubles.learner_side import TEMPLATE
 from conformance.doubles.native_double import NativeDouble, serving
-from conformance.doubles.records import make_request
 from conformance.doubles.refusals import refused
 from conformance.doubles.started import started
 from conformance.judge.servers.talk import in_thread
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
-from rollmatch.rollout.backend import Decoding, derive_seed
+from rollmatch.rollout.backend import derive_seed
 from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.run.assemble import make_parts
 from rollmatch.run.connect import connect_servers
 
-SECOND = Ranks(rank=1, learner_world_size=2)
-SHORT = Decoding(max_new_tokens=4)
 BOUND_S = 10
 """Until a server that has ended counts as dead."""
 REACH_S, LIMIT = "~.vllm.server.timeout_s=", "~.vllm.server.infer_timeout_s="
-MEETING = rendezvous(port=23000, timeout_s=2, join_timeout_s=2)
-
-
-def config_for(url, *overrides, port=23000):
-    named = (f"~.vllm.server.base_url={url}", f"~.vllm.server.group_port={port}")
-    return config_with("~.vllm.mode=server", *named, *overrides)
-
-
-def requests_of(num_requests, *, step=0):
-    return [
-        make_request(
-            i,
-            request_id=f"{step}.0.{i}",
-            prompt_token_ids=(1, i),
-            seed=derive_seed(7, step=step, rank=0, index=i),
-        )
-        for i in range(num_requests)
-    ]
-
-
-def backend_of(url, *overrides):
-    """A backend that counts as synced, of a rank that sends no weights."""
-    backend = connect_servers(config_for(url, *overrides), TEMPLATE, ranks=SECOND)
-    backend.push([], version=1)
-    return backend
 
 
 @pytest.mark.scenario(
@@ -129,10 +101,6 @@ def test_the_seed_of_a_call_is_known_in_advance(double):
     first, second = (body["request_config"]["seed"] for body in double.bodies)
     assert first == second == derive_seed(7, step=4, rank=0, index=0)
     assert first != 0
-
-
-def tensors_of(value):
-    return {"a": torch.full((2, 2), value), "b": torch.full((3,), value)}
 
 
 def calls_of(double, *names):

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+from conformance.doubles.client_calls import SHORT, requests_of
 from conformance.doubles.configs import config_with
 from conformance.doubles.digits import load_digits
 from conformance.doubles.instance import free_port
@@ -13,7 +14,6 @@ from conformance.doubles.learner_side import TEMPLATE
 from conformance.doubles.native_double import NativeDouble, Refused, serving
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import running_double
-from conformance.scenarios.server_connection.test_client_scenarios import SHORT, requests_of
 from rollmatch.config import check_files
 from rollmatch.config.server_rules import read_servers
 from rollmatch.journal import Journal, read_journal

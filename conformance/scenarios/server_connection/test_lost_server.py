@@ -4,7 +4,7 @@ import pytest
 
 from conformance.doubles.attached import WEIGHTS, dying, events_of, failing
 from conformance.doubles.digits import tokens_of
-from conformance.scenarios.request_distribution.test_vllm_server import GREEDY, requests_of
+from conformance.doubles.prompts import GREEDY, requests_of
 from conformance.tools.judge import judge
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.errors import SyncError

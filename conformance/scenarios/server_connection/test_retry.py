@@ -8,8 +8,8 @@ import torch
 
 from conformance.doubles.attached import WEIGHTS, dying, events_of, failing, restarting
 from conformance.doubles.digits import load_digits, tokens_of
+from conformance.doubles.prompts import GREEDY, STOP, requests_of
 from conformance.doubles.refusals import refused
-from conformance.scenarios.request_distribution.test_vllm_server import GREEDY, STOP, requests_of
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
 from rollmatch.dialects.session import InferTimeout, ServerUnreachable
 from rollmatch.dialects.watch import CallStalled, ServerDied

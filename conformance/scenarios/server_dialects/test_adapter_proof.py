@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from conformance.doubles.adapted_policy import LANGUAGE
 from conformance.doubles.digits import load_model, template_of
 from conformance.doubles.refusals import refused
 from rollmatch.config.training import TunerConfig
 from rollmatch.rollout.adapter_proof import prove_adapters
 from rollmatch.rollout.hf import HfBackend
 
-LANGUAGE = r"model\.language_model\..*\.(q_proj|v_proj|down_proj)"
 TOWER = r"model\.visual\..*\.qkv"
 
 

@@ -9,16 +9,16 @@ import responses
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.doubles.learner_side import URL, server_of
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import RULES, prompts
 from rollmatch.data.ids import pack_ids
 from rollmatch.dialects.dialect import find_routes, name_dialect
 from rollmatch.dialects.http import HttpServer
 from rollmatch.dialects.prompt import Prompt
-from rollmatch.dialects.session import DIALECTS, SIGNS, ClientSettings, RolloutServer
+from rollmatch.dialects.session import SIGNS, ClientSettings, RolloutServer
 from rollmatch.server.payloads import InferBatch
 
-URL = "http://h:1"
 F1 = ("/health/", "/get_world_size/", "/init_communicator/")
 ROUTES = {
     "native": ("/health/", "/native/infer/", "/native/sync/", "/native/communicator/", "/infer/", *F1),
@@ -33,12 +33,6 @@ CHAT = (
 UNSHAPED = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """What servers would else take from the model's generation_config.json."""
 PICTURED = Prompt(request_id="0.0.0", prompt_token_ids=(1, 2), messages=CHAT, images=(b"png",), seed=5)
-
-
-def server_of(dialect):
-    server = RolloutServer(URL, ClientSettings(timeout_s=5, infer_timeout_s=5.0))
-    server.dialect = DIALECTS[dialect](URL)
-    return server
 
 
 @pytest.mark.scenario(

@@ -8,8 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from conformance.doubles.digits import MODEL, load_digits, template_of
+from conformance.doubles.learner_side import sync
 from conformance.judge.calls import data_url
-from conformance.scenarios.weight_sync.test_engine_sync import sync
 from rollmatch.data.ids import unpack_ids
 
 pytestmark = pytest.mark.engine

@@ -6,21 +6,13 @@ import pytest
 import torch
 from peft import get_peft_model_state_dict
 
-from conformance.doubles.adapters import perturb_adapters
-from conformance.doubles.digits import BRIEF, load_model, template_of, tokens_of
+from conformance.doubles.adapted_policy import adapted, check_adapters_alone, expected_of, merged_copy
 from conformance.doubles.instance import running
 from conformance.doubles.learner_side import connected, rendezvous
-from conformance.scenarios.server_dialects.test_adapter_proof import LANGUAGE
-from conformance.unit.server.test_client_engine import adapted, expected_of, merged_copy
-from rollmatch.config.training import TunerConfig
 from rollmatch.dialects.swift.client import SwiftDialect
-from rollmatch.dialects.trl.sender import TrlSender, flat_metadata, join
+from rollmatch.dialects.trl.sender import flat_metadata, join
 from rollmatch.errors import RollmatchError
-from rollmatch.ranks import Ranks
-from rollmatch.rollout.adapter_proof import prove_adapters
-from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.weights.digest import bytes_of
-from rollmatch.weights.named_weights import named_weights
 from rollmatch.weights.plan import spec_of
 
 pytestmark = pytest.mark.engine
@@ -83,23 +75,6 @@ def test_an_adapter_that_fits_no_weight_is_refused_and_the_next_one_arrives(atta
     assert server.version == version
     send(attached, model)
     assert server.version == version + 1
-
-
-def check_adapters_alone(server, requests):
-    """Our learner proves adapters on a server, sends two, then all weights: it writes what the merged policy writes."""
-    policy = load_model(TunerConfig(train_type="lora", target_regex=LANGUAGE))
-    backend = VllmServerBackend([server], template_of(), Ranks(), sender=TrlSender([server], [rendezvous()]))
-    prove_adapters(backend, policy)
-    for seed in (1, 2):
-        perturb_adapters(policy, by=0.05, seed=seed)
-        backend.push_adapter(named_weights(policy).adapter(), version=backend.policy_version + 1)
-        written = tokens_of(backend.generate(requests, BRIEF))
-        assert written == expected_of(merged_copy(policy), requests)
-        assert written != expected_of(load_model(), requests)
-    perturb_adapters(policy, by=0.05, seed=3)
-    backend.push(named_weights(policy), version=backend.policy_version + 1)  # as where an adapter sync fails
-    assert tokens_of(backend.generate(requests, BRIEF)) == expected_of(merged_copy(policy), requests)
-    backend.close()
 
 
 @pytest.mark.scenario(clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#9"])

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from conformance.doubles.client_calls import MEETING
 from conformance.doubles.digits import load_model
+from conformance.doubles.learner_side import TEMPLATE
 from conformance.doubles.refusals import refused
-from conformance.scenarios.server_connection.test_client_scenarios import MEETING, TEMPLATE
 from rollmatch.config.training import TunerConfig
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.trl import sender as trl_sender

@@ -5,9 +5,9 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer
 
+from conformance.doubles.adapted_policy import expected_of
 from conformance.doubles.digits import MODEL, load_model
 from conformance.doubles.instance import free_port
-from conformance.unit.server.test_client_engine import expected_of
 from rollmatch.dialects.trl.vllm_client import VLLMClient
 
 pytestmark = pytest.mark.engine

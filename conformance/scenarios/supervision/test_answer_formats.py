@@ -7,17 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.doubles.answer_formats import FORMATS, FUSING, PIXELS, VOCABULARY, rollout_of, vocabularies
 from conformance.doubles.answers import BOX, FAR_BOX, PLACES, box, boxes, object_lists, poly, tokens
-from conformance.doubles.records import make_rollout, make_sample
+from conformance.doubles.records import make_sample
 from conformance.doubles.refusals import refused
-from conformance.doubles.tokenizer import CONTROL_TOKENS, ids_of_bytes, make_fusing_vocabulary, make_vocabulary
+from conformance.doubles.tokenizer import CONTROL_TOKENS, ids_of_bytes
 from rollmatch.objectives.rollout_matching.answer_format import (
     ANSWER_FORMATS,
-    COORD_TOKENS,
     INTEGERS,
     QWEN2_5_VL,
     QWEN3_VL,
-    AnswerFormat,
 )
 from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
@@ -32,30 +31,12 @@ from rollmatch.objectives.rollout_matching.target import RolloutMatching, append
 from rollmatch.records import Geometry
 from rollmatch.run.plugins import load_answer_format
 
-VOCABULARY, FUSING = make_vocabulary(), make_fusing_vocabulary()
-PIXELS = QWEN2_5_VL.fitted(1288, 1024)
-
-
-class Wordy(AnswerFormat):
-    """A format of the user's own: another opening, other words."""
-
-    def __init__(self):
-        super().__init__(opening="Seen: [", opening_marks=("Seen:", "["), closing="].", closing_marks=("]", "."))
-        object.__setattr__(self, "desc_key", "what")
-
-
-FORMATS = [COORD_TOKENS, INTEGERS, QWEN3_VL, PIXELS, Wordy()]
 NUMBERS = [INTEGERS, QWEN3_VL, PIXELS]
 any_format = st.sampled_from(FORMATS)
-vocabularies = st.sampled_from([VOCABULARY, FUSING])
 
 
 def facts(objects):
     return [(each.desc, each.geometry, each.bins) for each in objects]
-
-
-def rollout_of(response):
-    return make_rollout(tuple(response), prompt_token_ids=(1, 2))
 
 
 def matching_of(answer_format, vocabulary, **rules):
@@ -286,7 +267,7 @@ def test_unmatched_numbers_and_their_neighbours_carry_no_labels():
 def test_what_is_no_answer_format_is_refused(name):
     with refused("answer-format-unknown", "k"):
         load_answer_format(name, key="k")
-    assert load_answer_format("conformance.scenarios.supervision.test_answer_formats:Wordy", key="k").desc_key == "what"
+    assert load_answer_format("conformance.doubles.answer_formats:Wordy", key="k").desc_key == "what"
     assert {load_answer_format(known, key="k").opening for known in ANSWER_FORMATS} == {'{"objects": [', "```json\n["}
 
 

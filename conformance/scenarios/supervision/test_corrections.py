@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.doubles.answer_formats import FORMATS, FUSING, VOCABULARY, rollout_of, vocabularies
 from conformance.doubles.answers import BOX, FAR_BOX, answer, box, boxes, descs, element
 from conformance.doubles.configs import config_with
 from conformance.doubles.records import make_sample
 from conformance.doubles.refusals import refused
-from conformance.scenarios.supervision.test_answer_formats import FORMATS, FUSING, VOCABULARY, rollout_of, vocabularies
 from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.supervision import IGNORED, MaskRules, mask_segment

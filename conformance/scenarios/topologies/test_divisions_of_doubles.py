@@ -15,12 +15,12 @@ from conformance.doubles.answering_server import AnsweringServer
 from conformance.doubles.digits import load_model, template_of
 from conformance.doubles.division import MATCHING
 from conformance.doubles.instance import free_port
+from conformance.doubles.killed_server import in_session
 from conformance.doubles.learner_side import native_backend
 from conformance.doubles.native_double import NativeDouble, serving
 from conformance.doubles.records import make_request
 from conformance.doubles.small_run import events, make_trainer
 from conformance.doubles.started import cli_command, started
-from conformance.scenarios.weight_sync.test_killed_server import in_session
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 

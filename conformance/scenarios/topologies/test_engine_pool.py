@@ -7,21 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.doubles.stand_in import PretendingReplica, commit
+from conformance.doubles.stand_in import PretendingReplica, commit, pool_of, requests_for_ids
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal, WorkerDead
-from rollmatch.server.payloads import Sampling
 from rollmatch.server.progress import CallProgress
-from rollmatch.server.prompts import EnginePrompt, GenerateRequest
-
-
-def requests_for_ids(*ids):
-    params = PretendingReplica(0).params_of(GenerateRequest(sampling=Sampling(max_tokens=2)), seed=None)
-    return [(EnginePrompt(token_ids=[i], images=[], expanded_len=1), params) for i in ids]
-
-
-def pool_of(num_replicas=2, **fields):
-    return EnginePool([PretendingReplica(index, **fields) for index in range(num_replicas)])
 
 
 @given(st.integers(0, 40), st.lists(st.integers(0, 5), min_size=1, max_size=6))

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from conformance.doubles.adapted_policy import adapted
 from conformance.doubles.learner_side import connected, rendezvous
 from conformance.judge.calls import text_batch
-from conformance.unit.server.test_client_engine import adapted
 from rollmatch.dialects.http import HttpServer
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.errors import RollmatchError

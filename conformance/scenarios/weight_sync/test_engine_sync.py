@@ -5,7 +5,8 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from conformance.unit.server.test_client_engine import adapted
+from conformance.doubles.adapted_policy import adapted
+from conformance.doubles.learner_side import sync
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.weights.digest import digest_of
 from rollmatch.weights.named_weights import adapter_of
@@ -13,14 +14,6 @@ from rollmatch.weights.named_weights import adapter_of
 pytestmark = pytest.mark.engine
 HEAD = "lm_head.weight"
 EMBEDDING = "model.language_model.embed_tokens.weight"
-
-
-def sync(learner, policy, **fields):
-    version = learner.server.version + 1
-    status, body = learner.sync(policy.weights, version=version, **fields)
-    assert status == 200, body
-    assert body["policy_version"] == version == learner.server.version
-    return body
 
 
 def test_the_server_names_every_tensor_of_the_checkpoint(server, policies):

@@ -1,41 +1,24 @@
 """A real rollout server that is killed, twice, under a real run: between two steps, and in the middle of a sync."""
 
-import os
 import re
 import signal
 import time
-from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from conformance.doubles.division import MATCHING, SMALL, named, typed
-from conformance.doubles.instance import free_port
+from conformance.doubles.division import MATCHING, typed
+from conformance.doubles.killed_server import BATCH, STEPS, in_session, make_run, parts_of, server_of, wait_for_sync
 from conformance.doubles.processes import stopped
 from conformance.doubles.started import journal_of, started
 from conformance.tools.judge import judge
 from rollmatch.data import LearnerOrder, load_samples
 
 pytestmark = [pytest.mark.engine, pytest.mark.wide]
-STEPS, SAVED_AT, BATCH = 6, 3, 3
 KILLED_BETWEEN, KILLED_IN_SYNC = 2, 4
 """Optimizer steps that have ended when the server is killed: the second time the sync after it is under way."""
-
-
-@contextmanager
-def server_of(run, gpus="0"):
-    """A replica per GPU, ready."""
-    run.num_servers += 1
-    command = typed("serve", MATCHING, gpus, run.overrides)
-    with started(command, run.folder / f"server{run.num_servers}.txt") as server:
-        server.wait_healthy(run.url)
-        yield server
-
-
-def steps_of(run):
-    return [event["step"] for event in journal_of(run.out, "step")]
 
 
 def kill_between(run, learner):
@@ -56,43 +39,6 @@ def kill_in_sync(run, learner):
         assert learner.process.poll() is None
         front.kill()
     run.second.end()
-
-
-def parts_of(server):
-    """The process that answers HTTP, and those of its engines."""
-    front = psutil.Process(server.process.pid)
-    engines = front.children(recursive=True)
-    assert engines
-    return front, engines
-
-
-def wait_for_sync(run, learner, step):
-    """Until a call to the server is open for long, after ``step`` steps; its engines stand still."""
-    learner.wait_until(lambda: step in steps_of(run))
-    seen = Counter()
-
-    def is_waiting():
-        with suppress(psutil.NoSuchProcess):
-            for each in psutil.Process(learner.process.pid).net_connections("tcp"):
-                if each.raddr and run.url.endswith(f":{each.raddr.port}") and each.status == psutil.CONN_ESTABLISHED:
-                    seen[each.laddr.port] += 1
-        return any(times >= 10 for times in seen.values())
-
-    learner.wait_until(is_waiting)
-
-
-def make_run(folder, stack, *fields):
-    http, out = free_port(), folder / "run"
-    overrides = (
-        *named(MATCHING, http, free_port()),
-        *(override for override in SMALL if not override.startswith("training.save_steps")),
-        *(f"training.output_dir={out}", f"training.max_steps={STEPS}", f"training.save_steps={SAVED_AT}"),
-        "custom.extra.rollout_server.vllm_data_parallel_size=null",
-        "custom.extra.rollout_matching.vllm.server.retry_budget_s=5",
-        *fields,
-    )
-    url = f"http://127.0.0.1:{http}"
-    return SimpleNamespace(folder=folder, out=out, url=url, overrides=overrides, num_servers=0, stack=stack)
 
 
 @pytest.fixture(scope="module")
@@ -125,15 +71,6 @@ def leave(server):
         server.process.poll()
         time.sleep(0.1)
     return SimpleNamespace(num_workers=len(family), session=left)
-
-
-def in_session(session):
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, ProcessLookupError):
-            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
 
 
 @pytest.mark.scenario("weight-sync/a-restarted-server-is-synced-before-it-is-trusted")

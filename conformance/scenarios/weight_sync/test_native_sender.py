@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conformance.doubles.learner_side import rendezvous
-from conformance.doubles.native_double import NativeDouble, Refused
+from conformance.doubles.native_double import NativeDouble, Refused, equal, names_called, tensors_of
 from conformance.doubles.refusals import refused
 from conformance.judge.servers.talk import in_thread
 from rollmatch.dialects.calls import BackgroundCall
@@ -23,25 +23,6 @@ from rollmatch.weights.plan import spec_of
 from rollmatch.weights.transports import TRANSPORTS
 
 TIMEOUT_S = 2.0
-
-
-def tensors_of(seed, *, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "a": torch.randn(5, 3, generator=generator).to(dtype),
-        "half": torch.randn(7, generator=generator).to(torch.bfloat16),
-        "b": torch.randn(11, generator=generator).to(dtype),
-        "scalar": torch.randn((), generator=generator).to(dtype),
-        "c": torch.randn(2, 2, 2, generator=generator).to(dtype),
-    }
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def names_called(double):
-    return [name for name, _ in double.calls if name not in ("health", "openapi", "identity", "close_communicator")]
 
 
 @pytest.mark.scenario(clauses=["weight-sync/weights-travel-in-memory#2"])

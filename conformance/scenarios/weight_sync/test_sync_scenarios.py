@@ -7,9 +7,8 @@ import torch
 
 from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.digits import load_model
-from conformance.doubles.native_double import NativeDouble
+from conformance.doubles.native_double import NativeDouble, names_called
 from conformance.doubles.refusals import refused
-from conformance.scenarios.weight_sync.test_native_sender import names_called
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_tensors
 from rollmatch.ranks import Ranks

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 
 from conformance.doubles.attached import sender_of
-from conformance.scenarios.request_distribution.test_vllm_server import GREEDY, TEMPLATE, requests_of
+from conformance.doubles.prompts import GREEDY, TEMPLATE, requests_of
 from rollmatch.data import StepShape, WindowPlan
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.watch import WatchRules

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
+from conformance.doubles.checkpoints import check_vllm_writes_as_transformers_does
 from conformance.doubles.refusals import refused
 from conformance.doubles.started import finish, train_command
 from rollmatch.cli.main import main, make_parser
@@ -112,19 +113,6 @@ def test_check_accepts_it_and_not_the_stock_model(made, capsys):
     stock = [part.replace(str(made / "coords"), str(made / "stock")) for part in arguments]
     assert main(["check", *stock]) == 1
     assert "coord-tokens-missing" in capsys.readouterr().err
-
-
-def check_vllm_writes_as_transformers_does(directory, prompt):
-    """Greedily, in float32."""
-    from vllm import LLM, SamplingParams
-
-    small = {"max_model_len": 64, "enforce_eager": True, "kv_cache_memory_bytes": 2**26, "gpu_memory_utilization": 0.1}
-    engine = LLM(str(directory), dtype="float32", limit_mm_per_prompt={"image": 0}, **small)
-    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
-    (answer,) = engine.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
-    model = AutoModelForImageTextToText.from_pretrained(directory, dtype=torch.float32)
-    ids = model.generate(torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False)
-    assert list(answer.outputs[0].token_ids) == ids[0, len(prompt) :].tolist()
 
 
 @pytest.mark.wide

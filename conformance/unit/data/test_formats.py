@@ -8,20 +8,15 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools.coco import COCO
 
+from conformance.doubles.data_lines import NATIVE_LINE, SIZE, SWIFT_LINE, annotation, run
 from conformance.doubles.refusals import refused
-from rollmatch.cli.main import main
 from rollmatch.data import load_samples
 from rollmatch.data.formats import LabeledImage, LabeledObject
 from rollmatch.data.formats.coco import read_coco, write_coco
 from rollmatch.data.formats.native import NativeWriter, read_native, to_bins, to_pixels
 from rollmatch.data.formats.swift import write_swift
 
-SIZE = (640, 480)
 ORIENTATION = 0x0112
-
-
-def annotation(number, box, **fields):
-    return {"id": number, "image_id": 7, "category_id": 90, "bbox": box, "area": 1, "iscrowd": 0, **fields}
 
 
 @pytest.fixture
@@ -49,10 +44,6 @@ def edit(path, change):
     document = json.loads(path.read_text())
     change(document)
     path.write_text(json.dumps(document))
-
-
-def run(*arguments):
-    return main(["data", "convert", *map(str, arguments)])
 
 
 def test_coco_becomes_records_that_check_accepts(coco, tmp_path, capsys):
@@ -143,10 +134,6 @@ def test_categories_that_mean_two_things_are_refused(coco, tmp_path, change, wor
     edit(coco, lambda d: d["categories"].append(change))
     with refused("label-invalid", str(coco), problem=words):
         list(read_coco(coco, tmp_path))
-
-
-SWIFT_LINE = {"images": ["a.jpg"], "objects": {"ref": ["x"], "bbox": [[1, 2, 30, 40]]}}
-NATIVE_LINE = {"images": ["a.jpg"], "width": 640, "height": 480, "objects": [{"desc": "x", "bbox_2d": [1, 2, 30, 40]}]}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from conformance.unit.data.test_formats import NATIVE_LINE, SIZE, SWIFT_LINE, annotation, run
+from conformance.doubles.data_lines import NATIVE_LINE, SIZE, SWIFT_LINE, annotation, run
 from rollmatch.data import load_samples
 
 HOSTILE = [None, "x", -1, 0.5, True, [], {}, [[]], ["x"], 10**400]

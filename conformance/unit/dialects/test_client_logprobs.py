@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import responses
 
+from conformance.doubles.learner_side import URL, server_of
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import RULES, prompts
-from conformance.scenarios.server_dialects.test_client_dialect import URL, server_of
 from rollmatch.data.ids import pack_ids
 from rollmatch.dialects.logprobs import check_logprobs
 from rollmatch.ranks import Ranks

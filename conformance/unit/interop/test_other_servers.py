@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.doubles.adapted_policy import LANGUAGE, check_adapters_alone
 from conformance.doubles.digits import CONFIG, ROOT, requests_for, scenes
 from conformance.doubles.division import VLLM, typed
 from conformance.doubles.instance import free_port
@@ -17,8 +18,6 @@ from conformance.doubles.one_step import take_steps
 from conformance.doubles.started import started
 from conformance.doubles.swift_parser import put_on_the_path
 from conformance.judge.servers.known import BY_NAME
-from conformance.scenarios.server_dialects.test_adapter_proof import LANGUAGE
-from conformance.scenarios.server_dialects.test_engine_swift_adapter import check_adapters_alone
 from conformance.tools.outside_tools import python_of, trl_command
 
 pytestmark = pytest.mark.engine

@@ -1,7 +1,5 @@
 """ms-swift's own learner, started by our command, trains with our server: one YAML, unmodified code on a CPU."""
 
-import json
-
 import pytest
 import requests
 
@@ -9,16 +7,9 @@ from conformance.doubles.division import GRPO, SMALL, named, typed
 from conformance.doubles.instance import free_port
 from conformance.doubles.started import finish, started
 from conformance.doubles.swift_parser import put_on_the_path
+from conformance.doubles.swift_rlhf import STEPS, check_steps
 
 pytestmark = [pytest.mark.swift, pytest.mark.engine]
-
-STEPS = 3
-
-
-def logged(out):
-    """What ms-swift wrote down of each step."""
-    (path,) = out.glob("*/logging.jsonl")
-    return [line for line in map(json.loads, path.read_text().splitlines()) if "reward" in line]
 
 
 def test_swift_s_own_learner_trains_with_our_server(tmp_path, monkeypatch):
@@ -35,15 +26,3 @@ def test_swift_s_own_learner_trains_with_our_server(tmp_path, monkeypatch):
         health = requests.get(f"http://127.0.0.1:{port}/health/", timeout=10).json()
     assert health["policy_version"] == STEPS
     check_steps(out)
-
-
-def check_steps(out):
-    """Rewards add up, every rollout came from the weights of the learner, and these changed."""
-    steps = logged(out)
-    assert len(steps) == STEPS
-    for step in steps:
-        parts = [step[f"rewards/{name}/mean"] for name in ("form", "count", "content")]
-        assert step["reward"] == pytest.approx(0.3 * parts[0] + 0.3 * parts[1] + 0.4 * parts[2], abs=1e-4)
-        assert step["rollout_correction/log_ppl_abs_diff"] < 1e-3, "the server wrote with other weights"
-        assert step["rollout_correction/is_weight_mean"] == pytest.approx(1, abs=1e-3)
-    assert steps[-1]["kl"] > 1e-3, "nothing was learnt, so that old weights would not be found out"

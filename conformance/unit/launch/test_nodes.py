@@ -8,9 +8,9 @@ import pytest
 
 from conformance.doubles.configs import config_with
 from conformance.doubles.digits import CONFIG
+from conformance.doubles.health_server import config_for, serving
 from conformance.doubles.instance import free_port
 from conformance.doubles.refusals import refused
-from conformance.scenarios.launchers.test_learner_launcher import config_for, serving
 from rollmatch.cli.main import main, make_parser
 from rollmatch.launch import learner
 from rollmatch.launch.nodes import (

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from conformance.doubles.loss_cases import supervision_of
 from conformance.doubles.records import segment_with
-from conformance.scenarios.grpo_server_mode.test_policy_loss import supervision_of
 from rollmatch.learn import head
 from rollmatch.objectives.grpo.advantage import group_advantages
 from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, policy_loss

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from conformance.doubles.loss_cases import MASK, RULES
+from conformance.doubles.loss_cases import RULES, ScoringSupervisor
 from conformance.doubles.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model
 from conformance.doubles.segments import make_segment
 from conformance.doubles.tiny_qwen3_vl import VOCAB_LEN, make_tiny_qwen3
@@ -17,15 +17,6 @@ from rollmatch.learn.score import score_segments
 from rollmatch.model import policy
 from rollmatch.model.images import NO_IMAGES
 from rollmatch.objectives.rollout_matching.loss import count_totals, logit_indices, masked_loss, masked_loss_of_kept
-from rollmatch.objectives.rollout_matching.supervision import mask_segments
-
-
-class ScoringSupervisor:
-    logit_indices = staticmethod(logit_indices)
-
-    @staticmethod
-    def supervise(segments, *, starts, num_tokens):
-        return mask_segments(segments, starts=starts, num_tokens=num_tokens, **MASK)
 
 
 def micro_batch(model, *, packed):

@@ -21,7 +21,7 @@ SPLIT = """
 import json, pathlib, sys
 import torch
 import torch.distributed as dist
-from conformance.scenarios.learner_ranks.test_ranks_of_learner import make_model, split
+from conformance.doubles.sharded import make_model, split
 from rollmatch.model.decoder_layers import compile_layers
 from torch._dynamo.utils import counters
 

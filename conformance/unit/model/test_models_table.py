@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.architectures import ARCHITECTURES
 from conformance.doubles.checkpoints import make_checkpoint
+from conformance.doubles.frozen_parts import check_a_frozen_part, check_freezing_nothing, load
 from conformance.doubles.records import make_request
 from conformance.tools.models_table import COLUMNS, PACKAGES, PAGE, RESULTS, in_process, render
-from conformance.unit.model import test_parts
 from rollmatch.errors import ConfigError, LearnError
 from rollmatch.learn.attention import check_packable, use_packed_attention
 from rollmatch.learn.batch import make_model_inputs, make_padded_inputs
@@ -103,7 +103,7 @@ class Trials:
 
     def load(self, **tuner: Any) -> Any:
         """A policy as configured, in evaluation mode."""
-        return test_parts.load(str(self.directory), **tuner).eval()
+        return load(str(self.directory), **tuner).eval()
 
     @cached_property
     def template(self) -> Template:
@@ -177,11 +177,9 @@ class Trials:
             assert torch.equal(merge_named(merge, base[merge.name], tensors), ours)
 
     def freeze(self) -> None:
-        check = test_parts.test_a_frozen_part_and_no_other_keeps_its_weights
-        if not self.has_images:
-            check = test_parts.test_freezing_nothing_is_refused
+        check = check_a_frozen_part if self.has_images else check_freezing_nothing
         for part in Part if self.has_images else (Part.VISION, Part.PROJECTOR):
-            check(lambda name: str(self.directory), self.name, part)
+            check(str(self.directory), part)
 
     @torch.no_grad()
     def packed(self) -> None:

@@ -4,10 +4,11 @@ import pytest
 
 from conformance.doubles.architectures import ARCHITECTURES
 from conformance.doubles.checkpoints import make_checkpoint
+from conformance.doubles.frozen_parts import check_a_frozen_part, check_freezing_nothing, load
 from conformance.doubles.refusals import refused
-from rollmatch.config.training import ModelConfig, TunerConfig
-from rollmatch.model.parts import NAMES, Part, count_parts, parts_of
-from rollmatch.model.policy import load_policy, prepare, unwrap
+from rollmatch.config.training import TunerConfig
+from rollmatch.model.parts import Part, count_parts
+from rollmatch.model.policy import prepare, unwrap
 
 PICTURED = [name for name, known in ARCHITECTURES.items() if known.processor]
 TEXTUAL = [name for name in ARCHITECTURES if name not in PICTURED]
@@ -27,19 +28,10 @@ def directory_of(tmp_path_factory):
     return find
 
 
-def load(directory, **tuner):
-    return load_policy(ModelConfig(model=directory, torch_dtype="float32"), TunerConfig(**tuner))
-
-
 @pytest.mark.parametrize("part", Part)
 @pytest.mark.parametrize("name", PICTURED)
 def test_a_frozen_part_and_no_other_keeps_its_weights(directory_of, name, part):
-    model = load(directory_of(name), **{part: True})
-    trained = {which for key, which in parts_of(model) if model.get_parameter(key).requires_grad}
-    assert trained == set(Part) - {part}
-    counts = count_parts(model, model)
-    assert counts[NAMES[part]].num_trained == 0 < counts[NAMES[part]].num_tensors
-    assert sum(count.num_tensors for count in counts.values()) == len(list(model.parameters()))
+    check_a_frozen_part(directory_of(name), part)
 
 
 @pytest.mark.parametrize("name", PICTURED)
@@ -54,9 +46,7 @@ def test_adapters_are_counted_with_the_part_they_are_on(directory_of, name):
 @pytest.mark.parametrize("part", [Part.VISION, Part.PROJECTOR])
 @pytest.mark.parametrize("name", TEXTUAL)
 def test_freezing_nothing_is_refused(directory_of, name, part):
-    with refused("nothing-frozen", f"tuner.{part}") as caught:
-        load(directory_of(name), **{part: True})
-    assert NAMES[part] in caught.value.problem
+    check_freezing_nothing(directory_of(name), part)
 
 
 def test_a_weight_of_no_known_part_is_refused_where_parts_are_frozen(directory_of):

@@ -5,14 +5,13 @@ from dataclasses import MISSING, fields, is_dataclass
 import pytest
 
 from conformance.doubles.configs import config_with
-from conformance.scenarios.grpo_server_mode.test_grpo_groups import GRPO, OfVocabulary
+from conformance.doubles.objectives import GRPO, VINEPPO, AsTemplate
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.launch.rollout_server import make_settings
 from rollmatch.rollout.backend import Decoding
 from rollmatch.run.assemble import make_decoding
 from rollmatch.run.objectives import make_objective
 
-VINEPPO = ("custom.trainer_variant=vineppo", *GRPO[1:])
 VARIANTS = {
     "rollout_matching": (),
     "grpo": GRPO,
@@ -21,10 +20,6 @@ VARIANTS = {
     "vineppo_mcts": ("custom.trainer_variant=vineppo_mcts", *VINEPPO[1:]),
 }
 OF_OTHER_KEYS = {"num_rollouts", "maskiou_gate", "weight", "reads_logprobs", "wants_logprobs"}
-
-
-class AsTemplate(OfVocabulary):
-    prompt_token_ids = image_size = None
 
 
 def with_defaults(thing):

@@ -14,27 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.refusals import refused
+from conformance.doubles.reward_cases import CHATS, SAMPLES, TEXTS, judge, right, trl_async, verifiers_individual
 from rollmatch.objectives.grpo.advantage import STD_FLOOR, group_advantages
 from rollmatch.objectives.grpo.reward import CallLimits, Reward, Timing, judge_all, load_rewards_of
-from rollmatch.records import Sample
-
-SAMPLES = [
-    Sample(sample_id=place, origin=f"x:{place}", images=(), metadata={"answer": answer})
-    for place, answer in enumerate(["4", "5", "6"])
-]
-
-
-def right(answer, sample):
-    return float(answer == sample.metadata["answer"])
 
 
 def length(answer, sample):
     return len(answer)
-
-
-def judge(answers, *rewards):
-    timing = Timing()
-    return judge_all(answers, SAMPLES, rewards, timing), timing
 
 
 def test_a_total_is_the_weighted_sum():
@@ -76,13 +62,6 @@ def test_modules_of_the_working_directory_are_found(tmp_path, monkeypatch):
     assert one.call(["a"], SAMPLES[:1]) == [1.0]
 
 
-CHATS = [
-    Sample(sample_id=0, origin="x:0", images=(), messages=(("user", "2+2?"),), metadata={"answer": "4", "level": 1}),
-    Sample(sample_id=1, origin="x:1", images=(), messages=(("user", "2+3?"),), metadata={"answer": "5"}),
-]
-TEXTS = [replace(sample, has_text_prompt=True) for sample in CHATS]
-
-
 def trl_text(completions, prompts, answer, **columns):
     assert (prompts, columns["level"]) == (["2+2?", "2+3?"], [1, None])
     return [float(text == right) for text, right in zip(completions, answer, strict=True)]
@@ -90,15 +69,6 @@ def trl_text(completions, prompts, answer, **columns):
 
 def trl_chat(completions, answer, **_):
     return [None if chat[0]["content"] == "?" else 1.0 for chat in completions]
-
-
-async def trl_async(completions, **_):
-    await asyncio.sleep(0)
-    return [0.5] * len(completions)
-
-
-def verifiers_individual(completion, answer, parser=None):
-    return float(completion[-1]["content"] == answer) + (parser is not None)
 
 
 async def verifiers_async(state, **others):

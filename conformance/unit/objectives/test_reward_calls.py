@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conformance.doubles.refusals import refused
-from conformance.unit.objectives.test_reward import CHATS, SAMPLES, TEXTS, judge, right, trl_async, verifiers_individual
+from conformance.doubles.reward_cases import CHATS, SAMPLES, TEXTS, judge, right, trl_async, verifiers_individual
 from rollmatch.objectives.grpo.reward import Judgement, Reward, Timing, judge_all, load_rewards_of
 from rollmatch.objectives.grpo.reward_calls import columns_of, form_of, state_of
 from rollmatch.objectives.grpo.segments import make_reports

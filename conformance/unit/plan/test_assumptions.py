@@ -3,11 +3,10 @@
 import pytest
 
 from conformance.doubles.refusals import refused
-from conformance.unit.plan.test_forecast import forecaster  # noqa: F401
 from rollmatch.plan.proposal import propose
 
 
-def test_assumptions_say_what_was_not_measured_and_more_nodes(forecaster):  # noqa: F811
+def test_assumptions_say_what_was_not_measured_and_more_nodes(forecaster):
     assumptions = propose(forecaster(num_nodes=2)).assumptions
     assert any("more than one node" in line and "45 GB/s" in line for line in assumptions)
     assert any("1500 tokens of prompt, 1000 of response" in line for line in assumptions)
@@ -26,7 +25,7 @@ def test_assumptions_say_what_was_not_measured_and_more_nodes(forecaster):  # no
     [(2, "2v2: the learner lacks ", "Train adapters"), (3, "3v1: ranks and servers do not divide", "Give other GPUs")],
 )
 def test_the_last_split_that_goes_on_the_nodes_is_named_with_what_it_lacks(
-    forecaster,  # noqa: F811
+    forecaster,
     engines_per_server,
     problem,
     remedy,

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.gpu.six_and_two import BIG
 from conformance.doubles.digits import MODEL, ROOT, absolute
 from conformance.doubles.division import GRPO
+from conformance.doubles.forecasts import ROUND, RULES, split
 from conformance.doubles.refusals import refused
-from conformance.doubles.shapes import QWEN3_8B, model_directory
 from conformance.gpu.big_model import config_of
 from rollmatch.config import load_config
 from rollmatch.config.effective import learner_dtype
@@ -18,45 +18,7 @@ from rollmatch.plan.forecast import Forecaster, Site
 from rollmatch.plan.proposal import propose
 from rollmatch.plan.rates import Rates, load_rates
 from rollmatch.plan.shape import read_shape
-from rollmatch.plan.workload import Split, make_workload, splits_of
-
-RULES = "custom.extra.rollout_matching"
-LARGE = (
-    *("model.torch_dtype=auto", "tuner.train_type=lora", "tuner.lora_rank=16", "training.packing=true"),
-    *("global_max_length=12000", "training.gradient_checkpointing=true", "training.bf16=true"),
-    *(f"{RULES}.max_new_tokens=1000", f"{RULES}.vllm.max_model_len=4096", f"{RULES}.vllm.max_num_seqs=256"),
-    *("training.per_device_train_batch_size=16", "training.gradient_accumulation_steps=4"),
-)
-"""An 8B model's, three rollout servers to one learner or any other way."""
-
-
-@pytest.fixture
-def forecaster(tmp_path):
-    directory = model_directory(tmp_path, QWEN3_8B)
-
-    def make(*overrides, num_gpus=4, num_nodes=1, engines_per_server=None, gpu="H200", rates=None):
-        config = load_config(str(ROOT / "fixtures/digits/3v1.yaml"), [f"model.model={directory}", *LARGE, *overrides])
-        return Forecaster(
-            config=config,
-            shape=read_shape(directory, dtype=config.model.torch_dtype),
-            work=make_workload(config, prompt_len=1500, response_len=None),
-            rates=rates or load_rates(),
-            site=Site(gpu=gpu, nodes=(num_gpus,) * num_nodes, engines_per_server=engines_per_server),
-        )
-
-    return make
-
-
-def split(num_serving, num_learning, **others):
-    return Split(num_serving=num_serving, num_learning=num_learning, **others)
-
-
-ROUND = {
-    "decoded": {"weight_bytes": 16.38e9, "kv_bytes_per_token": 147_456, "context": 2000},
-    "gpus": {"G": {"memory_bytes": 1e11, "copy_bytes_s": 1e12, "matmul_flops_s": 1e15, "decode_tok_s": {1: 100}}},
-    "links": {"inside_node_bytes_s": 1e11, "between_nodes_bytes_s": 1e10},
-    "learn_share": 0.5,
-}
+from rollmatch.plan.workload import make_workload, splits_of
 
 
 def test_seconds_by_hand(forecaster):

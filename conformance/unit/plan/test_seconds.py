@@ -2,7 +2,7 @@
 
 import pytest
 
-from conformance.unit.plan.test_forecast import ROUND, RULES, forecaster, split  # noqa: F401
+from conformance.doubles.forecasts import ROUND, RULES, split
 from rollmatch.plan.memory import learning_weights
 from rollmatch.plan.rates import Rates
 
@@ -12,7 +12,7 @@ IN_PLACE = "training.gradient_checkpointing=false"
 
 
 @pytest.fixture
-def rounded(forecaster):  # noqa: F811
+def rounded(forecaster):
     return lambda *overrides, **fields: forecaster(*overrides, rates=Rates.model_validate(ROUND), gpu="G", **fields)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from html.parser import HTMLParser
 from itertools import chain
 
 import pytest
@@ -10,6 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.doubles.page_outline import read, visible
 from conformance.doubles.refusals import refused
 from conformance.doubles.runs import (
     box,
@@ -25,42 +25,13 @@ from conformance.doubles.runs import (
 from rollmatch.cli.main import main
 from rollmatch.report import write_page
 
-VOID = frozenset({"meta", "link", "img", "input", "br"})
 GEOMETRY = frozenset({"d", "x", "y", "cx", "cy", "r", "points", "viewbox", "width", "height"})
-
-
-class PageOutline(HTMLParser):
-    """Checks nesting while it reads; keeps every start tag with its attributes."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.tags, self.ids = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        assert len(attributes) == len(attrs), f"<{tag}> repeats an attribute"
-        self.tags.append((tag, attributes))
-        self.ids += [attributes["id"]] if "id" in attributes else []
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
 
 
 def page(run_dir):
     path = write_page(run_dir)
     assert path == run_dir / "run.html"
     return path.read_text(encoding="utf-8")
-
-
-def read(text):
-    outline = PageOutline()
-    outline.feed(text)
-    outline.close()
-    assert outline.open == []
-    assert len(outline.ids) == len(set(outline.ids))
-    return outline
 
 
 def assert_sound(text):
@@ -78,11 +49,6 @@ def assert_sound(text):
             assert 0 <= float(number) <= 100
     assert "url(" not in text
     assert "@import" not in text
-
-
-def visible(text):
-    without = re.sub(r"<(script|style).*?</\1>", " ", text, flags=re.DOTALL)
-    return " ".join(re.sub(r"<[^>]*>", " ", without).split())
 
 
 @pytest.fixture(scope="module")

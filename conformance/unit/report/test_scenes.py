@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import TypeAdapter
 
+from conformance.doubles.page_outline import visible
 from conformance.doubles.runs import box, found, scene, write_image
-from conformance.unit.report.test_page import visible
 from rollmatch.report.detection import worst_cards, write_detection_page
 from rollmatch.report.evaluations import Evaluation
 from rollmatch.report.scenes import embed, make_cards, to_pixels

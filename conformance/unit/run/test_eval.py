@@ -7,10 +7,10 @@ from contextlib import redirect_stdout
 
 import pytest
 
+from conformance.doubles.browser import USE, WATCH, dump_dom
 from conformance.doubles.digits import ROOT, absolute, write_cut
+from conformance.doubles.page_outline import read
 from conformance.doubles.started import HF, train_command
-from conformance.unit.report.test_browser import USE, WATCH, dump_dom
-from conformance.unit.report.test_page import read
 from rollmatch.cli.main import main
 from rollmatch.run.directory import RESOLVED
 

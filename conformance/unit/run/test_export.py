@@ -9,9 +9,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from conformance.doubles.digits import write_cut
-from conformance.doubles.started import HF, train_command
-from conformance.unit.cli.test_add_coords import check_vllm_writes_as_transformers_does
+from conformance.doubles.checkpoints import check_vllm_writes_as_transformers_does
+from conformance.doubles.trained_run import FULL, train
 from rollmatch.cli.main import main
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.run.directory import JOURNAL, RESOLVED, last_checkpoint
@@ -20,20 +19,6 @@ LORA = (
     *("tuner.train_type=lora", "tuner.use_dora=true", "tuner.lora_rank=4", "training.learning_rate=1e-2"),
     r"tuner.target_regex=.*layers\.0\..*(q_proj|down_proj)",
 )
-FULL = ("training.learning_rate=1e-3",)
-
-
-def train(folder, *overrides):
-    """Two steps of a small policy; its directory."""
-    model = folder / "model"
-    write_cut(model)
-    small = (
-        *(f"model.model={model}", f"training.output_dir={folder / 'run'}", "training.max_steps=2"),
-        *("training.save_steps=2", "training.eval_scenes=2", "custom.extra.rollout_matching.max_new_tokens=8"),
-    )
-    command = train_command(*HF, *small, *overrides)
-    assert main(command[command.index("train") :]) == 0
-    return folder / "run"
 
 
 @pytest.fixture(scope="module", params=[LORA, FULL], ids=["dora", "full"])

@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from conformance.doubles.http_server import http_server, send
 from conformance.doubles.instance import free_port
 from conformance.doubles.started import TIMEOUT_S
-from conformance.unit.run.test_export import FULL, train
+from conformance.doubles.trained_run import FULL, train
 from rollmatch.cli.main import format_error, main
 from rollmatch.errors import LaunchError
 from rollmatch.run.push import push

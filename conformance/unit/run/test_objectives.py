@@ -5,8 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from conformance.doubles.configs import config_with
-from conformance.scenarios.grpo_server_mode.test_grpo_groups import GRPO
-from conformance.unit.objectives.test_defaults import VINEPPO, AsTemplate
+from conformance.doubles.objectives import GRPO, VINEPPO, AsTemplate
 from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences
 from rollmatch.objectives.vineppo.value import ContinuationValues
 from rollmatch.run import vineppo_objective

@@ -2,41 +2,18 @@
 
 import pytest
 
-from conformance.doubles.adapters import perturb_adapters
-from conformance.doubles.digits import BRIEF, load_model, template_of, tokens_of
+from conformance.doubles.adapted_policy import adapted, expected_of, merged_copy
+from conformance.doubles.digits import BRIEF, template_of, tokens_of
 from conformance.doubles.learner_side import connected, rendezvous
-from rollmatch.config.training import TunerConfig
 from rollmatch.dialects.swift.client import SwiftDialect
 from rollmatch.dialects.trl.client import TrlDialect
 from rollmatch.dialects.trl.sender import TrlSender
-from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import SyncMode
-from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.weights.named_weights import named_weights
 
 pytestmark = pytest.mark.engine
-
-EVERYWHERE = r"model\.(visual|language_model)\..*\.(qkv|proj|linear_fc1|q_proj|v_proj|down_proj)"
-"""Linear layers of the vision tower and of the language model."""
-
-
-def adapted(*, use_dora, seed=1):
-    """A policy whose adapters, the vision tower's too, change what it writes."""
-    model = load_model(TunerConfig(train_type="lora", use_dora=use_dora, target_regex=EVERYWHERE))
-    return perturb_adapters(model, seed=seed)
-
-
-def merged_copy(model):
-    """The same policy without adapters."""
-    copy = load_model()
-    copy.load_state_dict(dict(merged_weights(model)), strict=False)
-    return copy
-
-
-def expected_of(model, requests):
-    return tokens_of(HfBackend(model, template_of(), batch_size=len(requests)).generate(requests, BRIEF))
 
 
 def test_greedy_rollouts_follow_every_full_sync(backend, policies, scene_requests):

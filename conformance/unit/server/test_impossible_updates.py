@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from conformance.doubles.stand_in import refusal
-from conformance.scenarios.rollout_server.test_server_updates import OPEN, calls_of, full_sync, merging
+from conformance.doubles.update_bodies import OPEN, calls_of, full_sync, merging
 from rollmatch.server.payloads import CommunicatorRequest
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from conformance.doubles.stand_in import refusal
-from conformance.scenarios.rollout_server.test_server_updates import FAILURE, OPEN, first_of, full_sync, generate
+from conformance.doubles.update_bodies import FAILURE, OPEN, first_of, full_sync, generate
 
 DIRECT = OPEN | {"transport": "direct"}
 

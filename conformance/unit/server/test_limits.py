@@ -1,38 +1,18 @@
 """What one caller may cost: refused with 4xx before anything is decoded, tokenised or generated."""
 
-import base64
-import io
 import os
 
 import pytest
 from PIL import Image
 
 from conformance.doubles.refusals import refused
+from conformance.doubles.request_bodies import IMAGE, call, native, picture
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.server.images import ImageReader
-
-IMAGE = 414
-
-
-def call(client, route, body):
-    reply = client.post(route, json=body)
-    returned = reply.json() if reply.status_code != 200 else {}
-    return reply.status_code, returned.get("code"), returned.get("key")
 
 
 def ids_of(count, *, length=1):
     return [[5] * length] * count
-
-
-def native(prompts, **fields):
-    requests = [{"request_id": str(i), "prompt_token_ids": ids} | fields for i, ids in enumerate(prompts)]
-    return {"requests": requests, "sampling": {"max_tokens": 1}}
-
-
-def picture(width, height, kind="PNG"):
-    file = io.BytesIO()
-    Image.new("RGB", (width, height)).save(file, kind)
-    return base64.b64encode(file.getvalue()).decode()
 
 
 @pytest.mark.parametrize(

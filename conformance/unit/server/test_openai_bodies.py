@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from conformance.doubles.request_bodies import IMAGE, call, picture
 from conformance.doubles.stand_in import PretendingReplica, commit
-from conformance.unit.server.test_limits import IMAGE, call, picture
 from rollmatch.dialects.openai.answers import Endpoint
 from rollmatch.dialects.openai.bodies import ChatBody
 from rollmatch.dialects.openai.engine import CallNotes

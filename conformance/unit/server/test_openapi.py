@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from jsonschema import Draft202012Validator
 from starlette.testclient import TestClient
 
+from conformance.doubles.fuzzed_bodies import BODIES, calls, encoded, places_in, set_at, value_at
 from conformance.doubles.stand_in import make_stand_in
-from conformance.unit.server.test_fuzz import BODIES, calls, encoded, places_in, set_at, value_at
 
 NUM_BODIES = 600 if "ROLLMATCH_STRICT" in os.environ else 100
 WHOLE_NUMBERS = (3.0, -0.0, 2.0**63, 1e308)

@@ -13,24 +13,19 @@ import pytest
 from PIL import Image
 
 from conformance.doubles.digits import requests_for, scenes
+from conformance.doubles.request_bodies import SAMPLING, batch
 from conformance.doubles.stand_in import STOP, refusal
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.dialects.swift.bodies import SwiftInferRequest, SwiftRequestConfig
 from rollmatch.dialects.swift.routes import generate_requests
 
-SAMPLING = {"max_tokens": 3}
 IMAGE = 414
 
 
 @pytest.fixture
 def num_drawn(stand_in):
     return lambda: sum(len(replica.generated) for replica in stand_in[0].pool.replicas)
-
-
-def batch(*prompts, **fields):
-    items = [{"request_id": str(i), "prompt_token_ids": list(ids)} for i, ids in enumerate(prompts)]
-    return {"requests": items, "sampling": SAMPLING | fields}
 
 
 def scene_image():

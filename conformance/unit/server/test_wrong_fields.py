@@ -2,7 +2,7 @@
 
 import pytest
 
-from conformance.unit.server.test_limits import call, native
+from conformance.doubles.request_bodies import call, native
 
 OF_MS_SWIFT = {
     "infer_requests": [

@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
+from conformance.doubles.browser import dump_dom
 from conformance.tools.evidence import Evidence
 from conformance.tools.matrix import write_matrix
 from conformance.tools.specification import read_specification
-from conformance.unit.report.test_browser import dump_dom
 
 PACKED = "packing/a-gap-is-filled-exactly"
 USE = """<script>

@@ -2,9 +2,8 @@
 
 import pytest
 
-from conformance.doubles.native_double import NativeDouble
+from conformance.doubles.native_double import NativeDouble, equal, tensors_of
 from conformance.doubles.refusals import refused
-from conformance.scenarios.weight_sync.test_native_sender import equal, tensors_of
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.4])

@@ -2,21 +2,12 @@
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
-from conformance.doubles.adapters import perturb_adapters
+from conformance.doubles.adapters import adapted
 from conformance.doubles.refusals import refused
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.weights.named_weights import adapter_of, named_weights
-
-
-def adapted(*, use_dora=False, model=None, **settings):
-    """With adapters that do something, on attention and one vision layer."""
-    model = model or make_tiny_qwen3_vl()
-    targets = r".*(q_proj|v_proj|down_proj|linear_fc1)"
-    config = LoraConfig(r=2, lora_alpha=3, target_modules=targets, use_dora=use_dora, **settings)
-    return perturb_adapters(get_peft_model(model, config))
 
 
 def merge_by_hand(base, merge, tensors):

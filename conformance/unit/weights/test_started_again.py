@@ -1,8 +1,7 @@
 """Servers and learners that were started again: between two syncs nothing is lost, in a sync it is an error."""
 
-from conformance.doubles.native_double import NativeDouble, Refused
+from conformance.doubles.native_double import NativeDouble, Refused, equal, names_called, tensors_of
 from conformance.doubles.refusals import refused
-from conformance.scenarios.weight_sync.test_native_sender import equal, names_called, tensors_of
 from rollmatch.dialects.native.sender import NativeSender
 
 

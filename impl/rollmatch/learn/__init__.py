@@ -1,4 +1,4 @@
-"""Segments in, gradients out: pack them into rows, mask what is not to be learnt, score the rest.
+"""Segments in, gradients out: pack segments into rows, run the model on them, score the tokens that are learned.
 
-``pack`` and ``mask`` work on plain lists and need no torch; ``collate``, ``attention`` and ``loss`` do.
+``pack`` and ``balance`` work on plain lists and need no torch; ``batch``, ``attention`` and ``head`` do.
 """

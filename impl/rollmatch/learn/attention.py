@@ -3,7 +3,7 @@
 Registered with transformers as ``rollmatch_packed``. When a forward call has ``cu_seq_lens_q`` (the bounds of
 the segments, spelled as for FlashAttention), each segment attends to itself alone: the work is the sum of squared
 lengths, nothing leaks, and no [T, T] mask exists. A flash kernel takes all segments at once where there is one
-(``learn.varlen``); else they go through scaled-dot-product attention one after the other. Without the bounds
+(``varlen_for``); else they go through scaled-dot-product attention one after the other. Without the bounds
 (generation, KV cache, padded batches) it is transformers' ``sdpa``, mask included.
 """
 

@@ -40,7 +40,7 @@ def cut_left(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthRules:
-    """The longest segment, and what becomes of longer ones. Made by ``cli.assemble``."""
+    """The longest segment, and what becomes of longer ones. Made by ``run.assemble``."""
 
     max_len: int
     """``global_max_length``, in tokens."""

@@ -49,7 +49,7 @@ class ServerRestarted(RolloutError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRules:
-    """What a generate call may cost, and what its replies may hold. Made by ``cli.connect``."""
+    """What a generate call may cost, and what its replies may hold. Made by ``run.connect``."""
 
     retry_budget_s: float = 0.0
     """From the first failure of a call; 0: a failed call is not repeated."""

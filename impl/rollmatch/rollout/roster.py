@@ -45,7 +45,7 @@ class Newcomer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RosterRules:
-    """How the list is read and who may join. Made by ``cli.joining``."""
+    """How the list is read and who may join. Made by ``run.joining``."""
 
     read: Callable[[], Sequence[ServerAddress]]
     """The list as it is now. Errors: ``ConfigError``, ``LaunchError``."""

@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSource:
-    """Weights and requests out, rollouts back. Made by ``cli.assemble``."""
+    """Weights and requests out, rollouts back. Made by ``run.assemble``."""
 
     template: Template
     fence: Fence

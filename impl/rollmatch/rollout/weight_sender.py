@@ -1,4 +1,4 @@
-"""Which way weights take to a set of servers."""
+"""The sender of weights that a set of servers understands."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -16,11 +16,11 @@ from rollmatch.weights.plan import Spec
 
 
 class WeightSender(Protocol):
-    """Carries weights to all servers as one version, or fails as a whole. Made in ``sync``."""
+    """Carries weights to all servers as one version, or fails as a whole. Made by ``make_sender``."""
 
     @property
     def instances(self) -> tuple[str, ...] | None:
-        """What each server that took the last sync calls itself since its start; None where a sync does not tell."""
+        """The start id of each server that took the last sync; None where servers do not report it."""
 
     def check(self, specs: Sequence[Spec]) -> bool:
         """Compare names, shapes and types with what the servers hold; False where servers do not list it."""

@@ -1,4 +1,4 @@
-"""What a server process is started with. Made by ``cli.rollout_server`` from the configuration."""
+"""What a server process is started with. Made by ``launch.rollout_server`` from the configuration."""
 
 import json
 from dataclasses import asdict, dataclass, field

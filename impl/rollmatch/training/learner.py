@@ -16,7 +16,7 @@ from rollmatch.objectives.protocol import Objective, PolicyObjective, ScoreSegme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learner:
-    """What segments are learnt with. Made by ``cli.assemble``, used by ``RolloutTrainer``."""
+    """What segments are learnt with. Made by ``run.assemble``, used by ``RolloutTrainer``."""
 
     objective: Objective
     batcher: Batcher

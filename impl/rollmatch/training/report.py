@@ -145,7 +145,7 @@ class StepReport:
             self.spans.append((name, now - seconds, now))
 
     def end_learning(self) -> None:
-        """All that was no other phase since learning began was learning."""
+        """Count the time outside all other phases, since learning began, as learning."""
         reached, now = self.learn_began, time.time()
         for _, begin, end in [span for span in self.spans if span[1] >= self.learn_began] + [("", now, now)]:
             if begin > reached:

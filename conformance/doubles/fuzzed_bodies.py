@@ -1,0 +1,228 @@
+"""Bodies of every route of every dialect, right ones and strategies that spoil them."""
+
+import base64
+import copy
+import io
+
+import msgspec
+from hypothesis import strategies as st
+from PIL import Image
+
+IMAGE = 414
+
+
+def picture(kind):
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), (9, 200, 30)).save(file, kind)
+    return file.getvalue()
+
+
+PICTURES = [picture(kind) for kind in ("PNG", "JPEG", "WEBP", "BMP", "GIF")]
+TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [64]}
+SAMPLING = {
+    "max_tokens": 2, "temperature": 1.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [3],
+    "logit_bias": {"7": -100.0}, "logprobs": True,
+}  # fmt: skip
+GROUP = {"host": "127.0.0.1", "port": 29000, "world_size": 3}
+SYNC = {"client": "a", "sync_id": "s1", "version": 1, "tensors": [TENSOR], "buckets": [1], "digests": ["0" * 32]}
+TURN = {"role": "user", "content": [{"type": "image", "image": ""}, {"type": "text", "text": "Look."}]}
+TEXT = {"type": "text", "text": "Look."}
+TOOL_CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+BODIES = {
+    "native": [
+        (
+            "/native/infer/",
+            {
+                "requests": [{"request_id": "0", "prompt_token_ids": [5, IMAGE, 6], "images": [""], "seed": 3}],
+                "sampling": SAMPLING,
+            },
+        ),
+        ("/native/infer/", {"requests": [{"request_id": "0", "messages": [TURN], "sampling": SAMPLING}]}),
+        ("/native/communicator/", GROUP | {"client": "a", "rank_offset": 0, "transport": "gloo", "timeout_s": 1.0}),
+        (
+            "/native/sync/",
+            SYNC | {"adapter": {"merges": [{"name": "x", "lora_a": "a", "lora_b": "b", "scaling": 1.0}]}},
+        ),
+        ("/native/sync/", SYNC),
+        ("/native/sync/again/", {"client": "a", "sync_id": "s2", "version": 2, "like": "s1", "commit": True}),
+        ("/native/sync/commit/", {"client": "a", "sync_id": "s1"}),
+        ("/native/sync/drop/", {"client": "a"}),
+        ("/native/communicator/close/", {"client": "a", "force": False}),
+    ],
+    "swift": [
+        (
+            "/infer/",
+            {
+                "infer_requests": [{"messages": [TURN], "images": [{"bytes": "", "path": None}], "uuid": "u"}],
+                "request_config": {"max_tokens": 2, "n": 2, "seed": 4, "stop": ["a"], "logprobs": True, "top_k": 3},
+            },
+        ),
+        (
+            "/infer/",
+            {
+                "infer_requests": [{"prompt_token_ids": [5, IMAGE], "images": [""], "data_dict": {"a": 1}}],
+                "use_tqdm": False,
+            },
+        ),
+        ("/init_communicator/", GROUP),
+        ("/update_flattened_params/", {"metadatas": [TENSOR | {"start_idx": 0, "end_idx": 256, "numel": 64}]}),
+        ("/update_adapter_flattened_param/", {"peft_config": {}, "metadatas": []}),
+        ("/close_communicator/", {}),
+        ("/get_engine_type/", {}),
+    ],
+    "trl": [
+        (
+            "/generate/",
+            {
+                "prompts": [[5, IMAGE, 6], [7]],
+                "images": [[""], None],
+                "n": 2,
+                "max_tokens": 2,
+                "logprobs": 0,
+                "generation_kwargs": {"seed": 3, "stop": ["x"], "logit_bias": {"3": 1.0}, "stop_token_ids": [3]},
+            },
+        ),
+        ("/generate/", {"prompts": ["a text", "another"], "temperature": 0.5, "structured_outputs_regex": None}),
+        ("/init_communicator/", GROUP | {"client_device_uuid": "42"}),
+        ("/update_named_param/", TENSOR),
+        ("/reset_prefix_cache/", {}),
+        ("/process_weights_after_loading/", {}),
+    ],
+    "openai": [
+        (
+            "/v1/chat/completions/",
+            {
+                "messages": [
+                    {"role": "system", "content": "Answer."},
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}, TEXT]},
+                    {"role": "assistant", "content": None, "tool_calls": [TOOL_CALL]},
+                    {"role": "tool", "content": "4", "tool_call_id": "a"},
+                ],
+                "max_completion_tokens": 2,
+                "n": 2,
+                "seed": 3,
+                "logprobs": True,
+                "top_logprobs": 1,
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+                "tool_choice": "none",
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                "return_token_ids": True,
+            },
+        ),
+        (
+            "/v1/chat/completions/",
+            {
+                "messages": [{"role": "user", "content": "Look."}],
+                "max_tokens": 2,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
+                "stop": ["a"],
+                "logit_bias": {"3": 1.0},
+                "top_k": 3,
+                "chat_template_kwargs": {"enable_thinking": False},
+            },
+        ),
+        (
+            "/inference/v1/generate/",
+            {
+                "token_ids": [5, IMAGE, 6],
+                "content_parts": [{"type": "image_url", "url": ""}],
+                "sampling_params": {"n": 2, "logprobs": 1, "max_tokens": 2, "stop_token_ids": [3], "stop": ["x"]},
+                "return_token_ids": True,
+                "stream": False,
+            },
+        ),
+        (
+            "/v1/completions/",
+            {
+                "prompt": [[5, 6], [7]],
+                "max_tokens": 2,
+                "n": 2,
+                "logprobs": 1,
+                "temperature": 0.5,
+                "bad_words": ["b"],
+                "allowed_token_ids": [3, 4],
+                "stream": False,
+            },
+        ),
+        ("/v1/completions/", {"prompt": "a text", "max_tokens": 2, "structured_outputs": {"regex": "[ab]+"}}),
+    ],
+}
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([0, -1, 2**31, 2**32, 2**63, -(2**63) - 1, 2**64, 10**30, IMAGE, 4095, 4096, 1e308, -0.0]),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(
+        ["", "<image>", "/etc/passwd", "file:///dev/zero", "data:image/png;base64,", "http://h/", "{{x}}", "\x00"]
+    ),
+    st.sampled_from([base64.b64encode(each).decode() for each in PICTURES]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@st.composite
+def broken_pictures(draw):
+    """An image with some bytes changed, cut or doubled."""
+    raw = bytearray(draw(st.sampled_from(PICTURES)))
+    for _ in range(draw(st.integers(0, 6))):
+        raw[draw(st.integers(0, len(raw) - 1))] = draw(st.integers(0, 255))
+    return bytes(raw[: draw(st.integers(1, len(raw)))] if draw(st.booleans()) else raw)
+
+
+def places_in(value, path=()):
+    """Every place of a body, the body itself included."""
+    yield path
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, below in entries:
+        yield from places_in(below, (*path, name))
+
+
+def value_at(body, path):
+    for name in path:
+        body = body[name]
+    return body
+
+
+def set_at(body, path, value):
+    if not path:
+        return value
+    node = body
+    for name in path[:-1]:
+        node = node[name]
+    node[path[-1]] = value
+    return body
+
+
+@st.composite
+def calls(draw, dialect):
+    """A route and a body that was right before up to two of its places were changed."""
+    route, template = draw(st.sampled_from(BODIES[dialect]))
+    body = copy.deepcopy(template)
+    for path in [path for path in places_in(body) if value_at(body, path) == ""]:
+        set_at(body, path, base64.b64encode(draw(broken_pictures())).decode())
+    for _ in range(draw(st.integers(0, 2))):
+        paths = list(places_in(body))
+        path = draw(st.sampled_from(paths))
+        if path and isinstance(path[-1], str) and draw(st.integers(0, 9)) == 0:
+            path = (*path[:-1], draw(st.text(max_size=5)))
+        body = set_at(body, path, draw(VALUES))
+    return route, body
+
+
+def encoded(body, form):
+    """JSON or msgpack, or damaged JSON."""
+    if form == "msgpack":
+        try:
+            return msgspec.msgpack.encode(body), "application/msgpack"
+        except (OverflowError, msgspec.MsgspecError):  # whole numbers above 64 bits
+            form = "json"
+    raw = msgspec.json.encode(body)
+    return (raw[: len(raw) // 2] + b"\xff" if form == "damaged" else raw), "application/json"

@@ -1,0 +1,1 @@
+from conformance.doubles.plan_fixtures import *  # noqa: F403
