@@ -122,19 +122,19 @@ def _response(rng: random.Random) -> dict[str, Any]:
 
 
 def chunks_inputs(rng: random.Random) -> Iterator[Given]:
-    def given(parts: list[int], num_servers: int, pieces: int = 1) -> dict[str, Any]:
-        return {"parts": parts, "num_servers": num_servers, "pieces": pieces}
+    def given(num_requests: int, num_servers: int, pieces: int = 1) -> dict[str, Any]:
+        return {"num_requests": num_requests, "num_servers": num_servers, "pieces": pieces}
 
-    yield "nothing", given([], 3)
-    yield "four requests, three servers", given([4], 3)
-    yield "seven requests, three servers", given([7], 3)
-    yield "fewer requests than servers", given([1], 3)
-    yield "a chunk ends where a micro-batch ends", given([2, 2, 2], 2)
-    yield "pieces", given([16], 2, 4)
-    yield "more pieces than requests", given([3], 2, 8)
+    yield "nothing", given(0, 3)
+    yield "four requests, three servers", given(4, 3)
+    yield "seven requests, three servers", given(7, 3)
+    yield "fewer requests than servers", given(1, 3)
+    yield "as many for each server", given(6, 2)
+    yield "pieces", given(16, 2, 4)
+    yield "more pieces than requests", given(3, 2, 8)
     for _ in range(16):
-        parts = [rng.randint(1, 9)] * rng.randint(1, 5)
-        yield "", given(parts, rng.randint(1, 6), rng.choice((1, 1, 2, 4)))
+        num_requests = rng.randint(1, 9) * rng.randint(1, 5)
+        yield "", given(num_requests, rng.randint(1, 6), rng.choice((1, 1, 2, 4)))
 
 
 def buckets_inputs(rng: random.Random) -> Iterator[Given]:

@@ -106,14 +106,14 @@ def knows_its_own_process_only(given: Fields) -> Fields:
 
 
 def spreads_evenly(given: Fields) -> Fields:
-    num, servers = sum(given["parts"]), given["num_servers"]
+    num, servers = given["num_requests"], given["num_servers"]
     bounds = [round(num * server / servers) for server in range(servers + 1)]
     calls = [{"server": s, "start": bounds[s], "stop": bounds[s + 1]} for s in range(servers)]
     return {"calls": [call for call in calls if call["stop"] > call["start"]]}
 
 
-def ignores_the_micro_batches(given: Fields) -> Fields:
-    return {**CASES["chunks"](given | {"parts": [sum(given["parts"])]})}
+def ignores_the_pieces(given: Fields) -> Fields:
+    return {**CASES["chunks"](given | {"pieces": 1})}
 
 
 def exceeds_the_bucket(given: Fields) -> Fields:
@@ -163,7 +163,7 @@ MISTAKES: Mapping[str, tuple[Callable[[Fields], Fields], ...]] = {
     "pack": (packs_what_fits_first, leaves_later_rows_empty),
     "groups": (repeats_the_list,),
     "siblings": (counts_itself, knows_its_own_process_only),
-    "chunks": (spreads_evenly, ignores_the_micro_batches),
+    "chunks": (spreads_evenly, ignores_the_pieces),
     "buckets": (exceeds_the_bucket, mixes_types),
     "seeds": (swaps_step_and_rank, draws_from_one_stream),
     "advantages": (

@@ -187,7 +187,7 @@ def _trajectory(fields: Fields) -> Trajectory:
 
 def chunks(fields: Fields) -> Fields:
     """Case ``chunks``."""
-    items = cut_work_items(0, fields["parts"], fields["num_servers"], pieces=fields["pieces"], first=0)
+    items = cut_work_items(0, fields["num_requests"], fields["num_servers"], pieces=fields["pieces"], first=0)
     return {"calls": [{"server": one.server_index, "start": one.start, "stop": one.stop} for one in items]}
 
 
