@@ -96,9 +96,9 @@ class NativeDouble:
 
     def close_communicator(self, body):
         if self.client not in (None, body["client"]):
-            return {"closed": False}
+            return {"closed": False, "leaving": False}
         closed, self.group, self.client, self.staged = self.group is not None, None, None, None
-        return {"closed": closed}
+        return {"closed": closed, "leaving": bool(self.faults.get("leaving"))}
 
     def sync(self, body):
         if "refuse" in self.faults:

@@ -18,7 +18,6 @@ from conformance.doubles.native_double import NativeDouble, serving
 from conformance.doubles.refusals import refused
 from rollmatch.config import RunConfig
 from rollmatch.config.servers import server_section
-from rollmatch.dialects.native import group as gloo
 from rollmatch.journal import Journal
 from rollmatch.launch.rollout_server import make_settings
 from rollmatch.model.checkpoint import merged_weights
@@ -131,8 +130,7 @@ def test_adapters_on_all_three_parts_are_merged_into_what_is_sent():
     "grpo-server-mode/a-taken-group-port-is-reported-as-such-not-as-a-server-port",
     clauses=["grpo-server-mode/two-jobs-can-share-a-machine#2"],
 )
-def test_a_taken_group_port_is_reported_apart_from_a_taken_server_port(tmp_path, monkeypatch):
-    monkeypatch.setattr(gloo.Rendezvous, "port_held_s", 0.3)
+def test_a_taken_group_port_is_reported_apart_from_a_taken_server_port(tmp_path):
     taken, weights = free_port(), {"weight": torch.zeros(1, 1)}
     out, other = tmp_path / "first", tmp_path / "second"
     with serving(NativeDouble(weights), NativeDouble(weights)) as (first_url, second_url), ExitStack() as jobs:

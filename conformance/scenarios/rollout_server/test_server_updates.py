@@ -178,7 +178,10 @@ def test_too_small_a_group_and_a_second_client_are_refused(stand_in, post):
     assert post("/native/communicator/", OPEN | {"client": "you"})[1]["code"] == "client-already-attached"
     assert post("/native/communicator/", OPEN | {"replace": True})[0] == 200
     assert post("/native/communicator/close/", {"client": "you"})[1]["code"] == "client-already-attached"
-    assert post("/native/communicator/close/", {"client": "you", "force": True}) == (200, {"closed": True})
+    assert post("/native/communicator/close/", {"client": "you", "force": True}) == (
+        200,
+        {"closed": True, "leaving": False},
+    )
 
 
 def test_a_group_port_in_use_leaves_nobody_attached(stand_in, post):

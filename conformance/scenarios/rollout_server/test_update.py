@@ -349,7 +349,7 @@ def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
         while bench.update.group is Group.OPEN:
             await asyncio.sleep(0)
         assert (await bench.open(client="next"))[0] == 200
-        assert await closing.end() == (200, {"closed": True})
+        assert await closing.end() == (200, {"closed": True, "leaving": False})
         for replica in bench.parts.pool.replicas:
             heard = [call[0] for call in replica.calls if call[0] in ("rollmatch_open", "rollmatch_close")]
             assert heard == ["rollmatch_open", "rollmatch_close", "rollmatch_open"]
@@ -365,7 +365,7 @@ def test_chunks_of_a_group_that_was_closed_by_force_complete_no_later_update():
         await bench.open_anonymous()
         for tensor in bench.tensors[:half]:
             assert (await bench.post("/update_named_param/", tensor))[0] == 200
-        assert await bench.close() == (200, {"closed": True})
+        assert await bench.close() == (200, {"closed": True, "leaving": False})
         await bench.open_anonymous()
         for tensor in bench.tensors[half:]:
             assert (await bench.post("/update_named_param/", tensor))[0] == 200

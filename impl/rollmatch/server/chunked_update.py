@@ -111,9 +111,9 @@ class ChunkedUpdate:
             await asyncio.shield(self._following)
 
     async def close(self) -> bool:
-        """Drop, and leave the group."""
+        """Drop, and leave the group; whether there was one."""
         self._failure = None
-        return await self.communicator.close()
+        return (await self.communicator.close())["closed"]
 
     async def _check_turn(self) -> None:
         """Raise unless more may be announced; a commit under way is waited for. Errors: as ``announce``."""

@@ -128,16 +128,18 @@ class Communicator:
             problem = "the engine would not give up caches of the old weights"
             raise UpdateRefused(problem, key="caches", remedy="Run a full sync.", code="weights-broken")
 
-    async def close(self, *, only: Attached | None = None) -> bool:
-        """Leave the group on all workers; whether there was one. ``only``: leave no group that came after it."""
+    async def close(self, *, only: Attached | None = None) -> dict[str, bool]:
+        """Leave the group on all workers. ``only``: leave no group that came after it.
+
+        Returns ``closed``, whether there was one, and ``leaving``, whether a worker is still in one that was left.
+        """
         if only is not None and self.update.attached is not only:
-            return False
+            return {"closed": False, "leaving": False}
         was_open = self.update.attached is not None
         self.update.fire(Event.CLOSED)
         async with self._change:
-            if not self.pool.is_dead:
-                await self.pool.call_all("rollmatch_close")
-        return was_open
+            replies = [] if self.pool.is_dead else await self.pool.call_all("rollmatch_close")
+        return {"closed": was_open, "leaving": any(reply.get("leaving") for reply in replies)}
 
     async def _open_on_workers(self, address: GroupAddress, transport: str) -> list[int]:
         ranks, per_replica = [], self.num_workers // len(self.pool.replicas)

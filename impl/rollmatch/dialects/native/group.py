@@ -26,7 +26,7 @@ IDENTITY, COMMUNICATOR, CLOSE = "/native/identity", "/native/communicator", "/na
 _POLL_S = 0.0003
 _REFUSAL_S = 0.3
 _FREE_POLL_S = 0.1
-_GRACE_S = 5.0
+GRACE_S = 5.0
 _SECRET_BYTES = 32
 
 
@@ -45,12 +45,12 @@ class Rendezvous:
     @property
     def port_held_s(self) -> float:
         """How long the port of a group that was left may stay taken: a worker may still wait for the last broadcast."""
-        return self.timeout_s + _GRACE_S
+        return self.timeout_s + GRACE_S
 
     @property
     def join_call_timeout_s(self) -> float:
         """Of a server's call to join: longer, so that what the server says of it arrives."""
-        return self.join_timeout_s + _GRACE_S
+        return self.join_timeout_s + GRACE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +138,9 @@ class LearnerGroup:
         What an earlier process of the same name left open is closed first, because it holds the port.
         """
         rendezvous = self.rendezvous
-        close_everywhere(self.servers, rendezvous)
-        wait_until_free(rendezvous.host, rendezvous.port, within_s=rendezvous.port_held_s)
+        is_held = close_everywhere(self.servers, rendezvous)
+        within_s = rendezvous.port_held_s if is_held else GRACE_S
+        wait_until_free(rendezvous.host, rendezvous.port, within_s=within_s)
         sizes = [identity.world_size for identity in self.identities]
         pairs = zip(self.servers, accumulate(sizes, initial=0))
         calls = [BackgroundCall(partial(self._ask_to_join, server, offset)) for server, offset in pairs]
@@ -218,11 +219,11 @@ class LearnerGroup:
         )
 
 
-def close_everywhere(servers: Sequence[RolloutServer], rendezvous: Rendezvous) -> None:
-    """Close this learner's group on all servers, as far as they answer in time."""
+def close_everywhere(servers: Sequence[RolloutServer], rendezvous: Rendezvous) -> bool:
+    """Close this learner's group on all servers, as far as they answer in time; whether a worker is still in one."""
     calls = [BackgroundCall(partial(_ask_to_leave, server, rendezvous)) for server in servers]
-    for call in calls:
-        call.is_done(within_s=_GRACE_S)  # all run at once, each with this limit
+    are_left = [call.is_done(within_s=GRACE_S) and call.result() for call in calls]  # all run at once
+    return any(are_left)
 
 
 def wait_until_free(host: str, port: int, *, within_s: float) -> None:
@@ -241,9 +242,13 @@ def _is_taken(host: str, port: int) -> bool:
     return True
 
 
-def _ask_to_leave(server: RolloutServer, rendezvous: Rendezvous) -> object:
+def _ask_to_leave(server: RolloutServer, rendezvous: Rendezvous) -> bool:
     body = {"client": rendezvous.client, "force": False}
-    return server.control(CLOSE, body, timeout_s=_GRACE_S, content_type=MSGPACK)
+    try:
+        reply = server.control(CLOSE, body, timeout_s=GRACE_S, content_type=MSGPACK)
+    except RollmatchError:  # whatever it is, a call to join meets it, too
+        return False
+    return isinstance(reply, dict) and bool(reply.get("leaving"))
 
 
 def resolve(host: str) -> str:

@@ -91,7 +91,7 @@ def _add_communicator(router: APIRouter, server: ServerState) -> None:
         body = await read_body(request, CommunicatorClose)
         if server.update.attached is not None and not body.force:
             server.update.check_attached(body.client)
-        return answer(request, {"closed": await server.communicator.close()})
+        return answer(request, await server.communicator.close())
 
 
 async def _join(server: ServerState, body: CommunicatorRequest) -> list[int]:

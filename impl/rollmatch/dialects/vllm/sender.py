@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rollmatch.dialects.calls import BackgroundCall, Result
 from rollmatch.dialects.http import RunningCall
-from rollmatch.dialects.native.group import Rendezvous, wait_until_free
+from rollmatch.dialects.native.group import GRACE_S, Rendezvous, wait_until_free
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.dialects.vllm.transports import RANK, GlooTransport, NcclTransport, StockTransport
 from rollmatch.errors import RollmatchError, SyncError
@@ -96,7 +96,7 @@ class StockSender:
         if self._is_open and self._read_versions() == self._versions:
             return
         self.close()
-        wait_until_free(self.rendezvous.host, self.rendezvous.port, within_s=self.rendezvous.port_held_s)
+        wait_until_free(self.rendezvous.host, self.rendezvous.port, within_s=GRACE_S)
         sizes = [int(server.get("/get_world_size")["world_size"]) for server in self.servers]
         address = GroupAddress(
             host=own_address(self.rendezvous.host, self.rendezvous.port),

@@ -53,6 +53,8 @@ class WorkerExtension:
     model_runner: Any
     vllm_config: Any
     rollmatch_receiver: Receiver | None = None
+    rollmatch_left: tuple[Receiver, ...] = ()
+    """Receivers of groups that were closed while a thread waited in them."""
     rollmatch_served: Served | None = None
     rollmatch_base: FrozenWeights | None = None
     rollmatch_serves_base = True
@@ -123,11 +125,13 @@ class WorkerExtension:
         return {}
 
     def rollmatch_close(self) -> Reply:
-        """Leave the group; a thread that is stuck in it ends with the group's timeout."""
+        """Leave the group; a thread that is stuck in it ends with the group's timeout. Whether there is one."""
         if self.rollmatch_receiver is not None:
             self.rollmatch_receiver.close()
+            self.rollmatch_left += (self.rollmatch_receiver,)
         self.rollmatch_receiver = None
-        return {}
+        self.rollmatch_left = tuple(receiver for receiver in self.rollmatch_left if receiver.is_in_group)
+        return {"leaving": bool(self.rollmatch_left)}
 
     def _rollmatch_begin(self, plan: TransferPlan) -> Reply:
         receiver = self._rollmatch_needed()

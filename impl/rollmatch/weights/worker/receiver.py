@@ -97,6 +97,7 @@ class Receiver:
         self._lent: list[Tensor] = []
         self._left = threading.Event()
         """Set when the group is of no more use, also while it is being joined."""
+        self._thread = threading.Thread(target=self._work, daemon=True, name="rollmatch-receiver")
 
     @classmethod
     def start(cls, address: GroupAddress, *, transport: str, device: torch.device) -> "Receiver":
@@ -117,7 +118,7 @@ class Receiver:
         def join() -> None:
             receiver._group = open_it()
 
-        threading.Thread(target=receiver._work, daemon=True, name="rollmatch-receiver").start()
+        receiver._thread.start()
         receiver._put(join)
         return receiver
 
@@ -207,6 +208,11 @@ class Receiver:
         self.drop()
         self._left.set()
         self._jobs.put(None)
+
+    @property
+    def is_in_group(self) -> bool:
+        """Whether the thread has not left the group yet; until then the group's port may be taken."""
+        return self._thread.is_alive()
 
     def has_lost_a_member(self) -> bool:
         """Whether a group that had come about lacks a process; only rank 0 of swift's and TRL's groups knows."""
