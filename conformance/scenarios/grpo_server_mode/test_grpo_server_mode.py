@@ -121,9 +121,10 @@ def test_adapters_on_all_three_parts_are_merged_into_what_is_sent():
         "visual.merger.linear_fc1",
     ):
         assert not torch.equal(sent[f"model.{part}.weight"], plain[f"model.{part}.base_layer.weight"]), part
-    refusal = refusal_of(*NAMED, "~.vllm.sync.mode=adapter", "~.vllm.enable_lora=true")
+    lora = ("tuner.train_type=lora", "~.vllm.enable_lora=true")
+    refusal = refusal_of(*NAMED, *lora, "~.vllm.sync.mode=adapter")
     assert refusal == ("adapter-sync-in-grpo", f"{LONG}vllm.sync.mode")
-    config_with(*NAMED, "~.vllm.sync.mode=full", "~.vllm.enable_lora=true")
+    config_with(*NAMED, *lora, "~.vllm.sync.mode=full")
 
 
 @pytest.mark.scenario(
