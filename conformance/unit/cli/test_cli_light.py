@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from rollmatch.cli.main import format_error, main
 from rollmatch.config import json_schema, load_config
 from rollmatch.config.yaml_dialect import parse_mapping
 from rollmatch.errors import ErrorList, LaunchError
-from rollmatch.run.server_checks import WaitPolicy
+from rollmatch.run.storage import storage_error
 
 ROOT = Path(__file__).parents[3]
 SAFETENSORS = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -183,23 +182,18 @@ def error_of_torch():
         (error_of_torch, "full disk"),
     ],
 )
-def test_a_full_disk_is_a_named_error(heavy_command, capsys, make, reason):
-    heavy_command("learner", make())
-    assert main(["train", "run.yaml"]) == 1
-    printed = capsys.readouterr().err
+def test_a_full_disk_is_a_named_error(make, reason):
+    printed = format_error(storage_error(make()))
     assert "[storage-failed]" in printed
     assert reason in printed
 
 
-def test_errors_have_no_traceback_unless_it_is_wished_or_nobody_named_them(place, capsys, monkeypatch, heavy_command):
+def test_errors_have_no_traceback_unless_it_is_wished(place, capsys, monkeypatch):
     assert main(["check", "gone.yaml"]) == 1
     assert "[config-file-missing] gone.yaml: " in capsys.readouterr().err
     monkeypatch.setenv("ROLLMATCH_TRACEBACK", "1")
     with pytest.raises(ErrorList):
         main(["check", "gone.yaml"])
-    heavy_command("learner", ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        main(["train", "run.yaml"])
 
 
 def test_schema_is_printed_or_written(place, capsys):
@@ -234,51 +228,10 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
     assert "usage: rollmatch" in capsys.readouterr().err
 
 
-@pytest.fixture
-def heavy_command(monkeypatch):
-    """Stands in for a command that would start something; remembers how it was called."""
-
-    def stand_in(name, answer):
-        calls = []
-
-        def command(*positional, **named):
-            calls.append((positional, named))
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        module = types.ModuleType(f"rollmatch.launch.{name}")
-        module.train = module.doctor = module.launch = module.shown_command = command
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        return calls
-
-    return stand_in
-
-
-WAITING = WaitPolicy(timeout_s=9, server_pid=7)
-
-
-def test_train_hands_on_its_arguments(heavy_command):
-    calls = heavy_command("learner", 0)
-    assert main(["train", "run.yaml", "--set", "a.b=1", "--resume"]) == 0
-    assert main(["train", "run.yaml", "--overwrite", "--wait-timeout", "9", "--server-pid", "7"]) == 0
-    assert calls == [
-        (("run.yaml",), {"overrides": ["a.b=1"], "resume": True, "overwrite": False, "wait": WaitPolicy()}),
-        (("run.yaml",), {"overrides": [], "resume": False, "overwrite": True, "wait": WAITING}),
-    ]
-
-
-def test_doctor_hands_on_whether_to_repair_and_its_exit_code_counts(heavy_command):
-    calls = heavy_command("doctor", 1)
-    assert main(["doctor"]) == main(["doctor", "--fix"]) == 1
-    assert calls == [((), {"fix": False}), ((), {"fix": True})]
-
-
-def test_errors_of_heavy_commands_are_printed_like_others(heavy_command, capsys):
-    heavy_command("learner", LaunchError("holds a run", key="training.output_dir", remedy="Use --resume."))
-    assert main(["train", "run.yaml"]) == 1
-    expected = "rollmatch: 1 problem\n  1. [launch-error] training.output_dir: holds a run\n     Use --resume.\n"
-    assert capsys.readouterr().err == expected
+def test_errors_are_numbered_each_with_its_remedy():
+    error = LaunchError("holds a run", key="training.output_dir", remedy="Use --resume.")
+    expected = "rollmatch: 1 problem\n  1. [launch-error] training.output_dir: holds a run\n     Use --resume."
+    assert format_error(error) == expected
     errors = [LaunchError(name) for name in "abc"]
     assert format_error(ErrorList([errors[0], ErrorList(errors[1:])])).splitlines() == [
         "rollmatch: 3 problems",
