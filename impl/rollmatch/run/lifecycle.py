@@ -1,5 +1,6 @@
 """A run from its first line to its page: assemble, look, train, look again, report."""
 
+import math
 import os
 import platform
 import time
@@ -235,7 +236,7 @@ def _count_steps(trainer: RolloutTrainer) -> int:
     if max_steps > 0:
         return max_steps
     _, steps, *_ = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
-    return int(steps * trainer.args.num_train_epochs)
+    return math.ceil(steps * trainer.args.num_train_epochs)  # as transformers counts them
 
 
 def describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[str, object]:
