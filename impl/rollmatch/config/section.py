@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
 
 
@@ -20,6 +20,15 @@ class Section(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_no_nul(cls, value: Any) -> Any:
+        """Most texts are paths or arguments of processes, which end at a NUL."""
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and "\0" in text:
+                raise PydanticCustomError("out_of_range", "Input should be text without NUL characters")
+        return value
 
 
 def _minus_one_or_positive(value: int) -> int:
