@@ -128,8 +128,8 @@ def age_lines(today: date, folder: Path = FOLDER) -> list[str]:
     refresh = {
         f"python -m conformance.{kind} --older-than {MAX_AGE_DAYS}": [path for path in old if is_kind(path)]
         for kind, is_kind in (
-            ("servers.judge --all", lambda path: path.parent == Path()),
-            ("trainers.known", lambda path: path.parent != Path()),
+            ("judge.servers.judge --all", lambda path: path.parent == Path()),
+            ("judge.trainers.known", lambda path: path.parent != Path()),
         )
     }
     return lines + [f"again: {command}" for command, paths in refresh.items() if paths]

@@ -113,13 +113,13 @@ def test_a_url_without_a_port_names_that_of_its_scheme(scheme, port):
     clauses=["launchers/ms-swift-can-be-the-server#1", "launchers/server-and-learner-have-a-launcher-each#6"]
 )
 def test_swift_gets_the_same_settings_by_its_own_names():
-    values = (f"{SERVER}.vllm_gpu_memory_utilization=0.6", f"{SERVER}.vllm_max_model_len=400")
+    values = (f"{SERVER}.vllm_gpu_memory_utilization=0.6", f"{SERVER}.vllm_max_model_len=600")
     config = load_digits(*ONE, f"{SERVER}.engine=swift", *values)
     made = server_command(config, gpus=("0", "1", "2"), server_index=None, on_gpu=True)
     assert made.words[:2] == ("swift", "rollout")
     options = dict(zip(made.words[2::2], made.words[3::2], strict=True))
     sizes = {"data_parallel_size": "3", "tensor_parallel_size": "1", "gpu_memory_utilization": "0.6"}
-    sizes |= {"max_model_len": "400", "enable_lora": "false"}
+    sizes |= {"max_model_len": "600", "enable_lora": "false"}
     expected = {f"--vllm_{name}": value for name, value in sizes.items()} | {"--port": "8123"}
     assert {name: options[name] for name in expected} == expected
 

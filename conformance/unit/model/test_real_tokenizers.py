@@ -66,7 +66,10 @@ def test_the_ends_of_a_real_model_are_those_of_its_chat_and_of_its_generation_co
     assert vocabulary(name).stop_texts == ENDS[name]
 
 
-@pytest.mark.scenario(clauses=["rollout-backends/text-is-what-transformers-writes#1,2,3"])
+@pytest.mark.scenario(
+    "rollout-backends/the-end-of-a-turn-is-no-part-of-the-text",
+    clauses=["rollout-backends/text-is-what-transformers-writes#1,2,3"],
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_what_transformers_writes(name):
     """TRL decodes completions by the same call; special tokens are left out, ordinary added tokens stay."""
@@ -118,7 +121,9 @@ def test_prefix_and_tail_are_one_text_in_the_tokenizers_own_ids(name, form):
             assert not any(character.isalnum() for character in ours.decode(again).decode())
 
 
-@pytest.mark.scenario(clauses=["parsing/a-thought-before-the-answer-is-context#1"])
+@pytest.mark.scenario(
+    "parsing/an-answer-behind-an-empty-thought-is-read", clauses=["parsing/a-thought-before-the-answer-is-context#1"]
+)
 def test_a_thought_before_the_answer_is_context():
     ours, written = vocabulary("qwen3"), ANSWER_FORMATS["integers"]
     answer = serialize_objects(OBJECTS[:2], written)

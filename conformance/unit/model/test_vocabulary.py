@@ -81,7 +81,10 @@ def test_a_tokenizer_without_coordinates_is_refused(tokenizer, code, problem):
     assert (len(accepted), len(accepted.coord_ids)) == (256 + 3 + 1 + NUM_BINS, NUM_BINS)
 
 
-@pytest.mark.scenario(clauses=["parsing/a-tokenizer-that-changes-answers-is-refused-for-rollout-matching-only#1"])
+@pytest.mark.scenario(
+    "parsing/a-tokenizer-of-whole-words-is-refused",
+    clauses=["parsing/a-tokenizer-that-changes-answers-is-refused-for-rollout-matching-only#1"],
+)
 @pytest.mark.filterwarnings("ignore:.*generation_config")
 def test_a_tokenizer_of_whole_words_has_text_and_steps_but_no_answers():
     words = {"[UNK]": 0, "[SEP]": 1, "two": 2, "dogs": 3, "##s": 4, ".": 5}
