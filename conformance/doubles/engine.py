@@ -33,6 +33,9 @@ class RememberingEngine:
         self.model = copy.deepcopy(self.model)
         return [function(self)]
 
+    def modules(self) -> Any:
+        return self.model.modules()
+
     @torch.no_grad()
     def load_weights(self, weights: Any) -> None:
         own = dict(self.model.named_parameters())
@@ -45,7 +48,9 @@ class RememberingEngine:
     def reset_encoder_cache(self) -> None:
         self._by_image.clear()
 
-    def generate(self, prompts: list[Any], sampling: list[Any], *, use_tqdm: bool) -> list[Any]:
+    def generate(
+        self, prompts: list[Any], sampling: list[Any], *, use_tqdm: bool, lora_request: object = None
+    ) -> list[Any]:
         self.runs.append(len(prompts))
         return [self._answer(*pair) for pair in zip(prompts, sampling, strict=True)]
 
@@ -83,9 +88,11 @@ class RememberingEngine:
 
 def install(model: Any, template: Any, monkeypatch: Any) -> None:
     """From now on, whoever opens a colocated engine gets such a one."""
-    stub = ModuleType("vllm")
+    stub, layers = ModuleType("vllm"), ModuleType("vllm.lora.layers")
     stub.SamplingParams = SimpleNamespace  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", stub)
+    layers.BaseLayerWithLoRA = type("BaseLayerWithLoRA", (), {})  # type: ignore[attr-defined]
+    for module in (stub, ModuleType("vllm.lora"), layers):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
 
     def open_engine(settings: EngineSettings, ranks: Any) -> RememberingEngine:
         engine = RememberingEngine(model, template)

@@ -25,7 +25,7 @@ from conformance.doubles.sharded import make_model, split
 from conformance.doubles.started import started_ranks
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import read_journal
-from rollmatch.model import checkpoint, sharding
+from rollmatch.model import adapters, checkpoint, sharding
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.ranks import Ranks
 from rollmatch.weights.named_weights import named_weights
@@ -108,7 +108,7 @@ def test_one_rank_merges_as_it_sends_and_merges_again_for_a_server_that_was_star
     double = NativeDouble(zeros)
     backend = attach(double)
     backend.sender.bucket_bytes = BUCKET_BYTES
-    monkeypatch.setattr(checkpoint, "_merged", live.counting(checkpoint._merged))
+    monkeypatch.setattr(adapters, "_merged", live.counting(adapters._merged))
     for version in (1, 2):
         backend.push(named_weights(model), version=version)
         assert double.policy_version == version
@@ -201,9 +201,9 @@ def main(url, port, folder):
     DTensor.full_tensor = live.counting(DTensor.full_tensor)
     sharding._empty_on_first = live.counting(sharding._empty_on_first)
     sharding._taken_apart = live.counting(sharding._taken_apart)
-    checkpoint.each_whole = live.counting_each(checkpoint.each_whole)
+    checkpoint.each_whole = adapters.each_whole = live.counting_each(sharding.each_whole)
     sharding.GATHER_BYTES = {"cpu": BUCKET_BYTES // 4}
-    checkpoint._merged = live.counting(checkpoint._merged)
+    adapters._merged = live.counting(adapters._merged)
     fence, saw = make_fence(url, int(port), folder, ranks), {"events": []}
     for step in (0, 0, 1):
         if step == 1:

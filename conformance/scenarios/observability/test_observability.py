@@ -98,8 +98,17 @@ def warnings_of(fills):
     return printed.getvalue()
 
 
+@pytest.fixture
+def heard():
+    """No signal is ignored, as ``nohup`` has it."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in STOPPING if number != signal.SIGINT}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [None, *STOPPING])
-def test_a_signal_to_one_rank_ends_the_run_after_the_step_with_a_checkpoint(number):
+def test_a_signal_to_one_rank_ends_the_run_after_the_step_with_a_checkpoint(number, heard):
     output, control, before = io.StringIO(), TrainerControl(), [signal.getsignal(each) for each in STOPPING]
     hit, other = RunWatcher(StepConsole(100, output), min_fill=None), RunWatcher(None, min_fill=None)
     with hit.listening():
@@ -144,6 +153,9 @@ class OfTwo(Ranks):
 
     def gather(self, item):
         return [item, 2.5]
+
+    def sum(self, numbers):
+        return list(numbers)
 
 
 @pytest.mark.scenario(clauses=["observability/time-is-measured-by-phase#3"])

@@ -101,7 +101,7 @@ def test_the_learner_s_batch_gives_the_logits_of_the_processor_s_own(directory, 
     images = [template.image_features(sample) for sample in samples]
     ours = model(**make_padded_inputs(segments, images=images, model=model, pad_id=template.pad_id)).logits
     for place, (sample, segment) in enumerate(zip(samples, segments, strict=True)):
-        text = template.vocabulary.text(template.prompt_token_ids(sample)) + "ab<|im_end|>"
+        text = template.tokenizer.decode(template.prompt_token_ids(sample)) + "ab<|im_end|>"
         pictured = [template.load_images(sample)] if sample.images else None
         alone = template.processor(text=[text], images=pictured, return_tensors="pt", add_special_tokens=False)
         assert tuple(alone["input_ids"][0].tolist()) == segment.token_ids

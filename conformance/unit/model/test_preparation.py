@@ -53,8 +53,8 @@ def test_images_are_prepared_while_rollouts_are_generated(counted):
         return ["generated"] * len(samples)
 
     source = SimpleNamespace(template=SimpleNamespace(preparation=preparation), roll_out=roll_out)
-    (part,) = Lockstep(source).rollout([RequestedWindow(0, asked)])
-    assert part.rollouts == ["generated"] * 8
+    window = Lockstep(source).rollout([RequestedWindow(0, asked)])
+    assert window.rollouts == ["generated"] * 8
     features = preparation.collect(asked)
     assert sorted(prepared) == [sample.sample_id for sample in PAIR]
     for sample in PAIR:
@@ -66,15 +66,18 @@ def test_images_are_prepared_while_rollouts_are_generated(counted):
 
 def test_stage_1_prepares_the_next_step_while_this_one_is_learnt(counted):
     preparation, prepared, news = counted
-    template = SimpleNamespace(preparation=preparation, expand=lambda ids, f: (1,), prompt_token_ids=lambda s: (1,))
+    template = SimpleNamespace(
+        preparation=preparation,
+        expand=lambda ids, f: (1,),
+        prompt_token_ids=lambda s: (1,),
+        vocabulary=SimpleNamespace(stop_id=2),
+    )
     source = SimpleNamespace(template=template, ranks=SimpleNamespace(rank=0), policy_version=0)
     overlap = WithoutRollouts(source)
     first, second = (RequestedWindow(step, [sample]) for step, sample in enumerate(PAIR))
-    (part,) = overlap.rollout([first, second])
-    assert part.features.keys() == {PAIR[0].sample_id}
+    assert overlap.rollout([first, second]).features.keys() == {PAIR[0].sample_id}
     wait_for(prepared, news, {PAIR[1].sample_id})
-    (part,) = overlap.rollout([second])
-    assert part.features.keys() == {PAIR[1].sample_id}
+    assert overlap.rollout([second]).features.keys() == {PAIR[1].sample_id}
     assert len(prepared) == 2
 
 

@@ -112,7 +112,7 @@ def test_a_rank_with_less_to_write_takes_part_in_the_passes_of_the_others(monkey
     model, passes = load_model(), []
     generate = model.generate
     model.generate = lambda *given, synced_gpus, **named: passes.append(synced_gpus) or generate(*given, **named)
-    monkeypatch.setattr("rollmatch.rollout.backend.is_sharded", lambda _: is_sharded)
+    monkeypatch.setattr("rollmatch.rollout.hf.is_sharded", lambda _: is_sharded)
     ranks = SimpleNamespace(learner_world_size=2, gather=lambda num_batches: [num_batches, 3])
     backend = HfBackend(model, template_of(), batch_size=2, ranks=ranks)
     backend.generate(requests_for(scenes()[:2]), Decoding(max_new_tokens=2))

@@ -9,7 +9,6 @@ import torch
 
 from conformance.doubles.records import make_rollout, make_sample
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.objectives.protocol import TrainingTargets
 from rollmatch.objectives.rollout_matching.loss import LossTerms
 from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective, summarize
 from rollmatch.objectives.rollout_matching.supervision import MaskRules
@@ -65,14 +64,17 @@ def terms(ce, coord):
     )
 
 
+REPORTS = [
+    report(predicted=4, truth=2, matched=1, appended=1),
+    report(predicted=0, truth=6, matched=0, appended=6),
+]
+
+
 @pytest.fixture
 def full():
     step = StepReport(step=3, objective=MATCHING)
     step.rollouts = [make_rollout((7,) * 10), make_rollout((7,) * 30)]
-    step.reports = [
-        report(predicted=4, truth=2, matched=1, appended=1),
-        report(predicted=0, truth=6, matched=0, appended=6),
-    ]
+    step.summary = MATCHING.summarize(REPORTS)
     step.batches = [batch(3, num_tokens=90, fill=0.9), batch(1, num_tokens=30, fill=0.3)]
     step.num_carried = 2
     step.phase_s["rollout"] = 0.5
@@ -100,13 +102,13 @@ def test_tokens_of_all_turns_count_and_speed_is_that_of_those_waited_for(full):
 
 
 def test_figures_hold_the_summary_of_all_rollouts(full):
-    figures, summary = full.figures(), summarize(full.reports)
+    figures, summary = full.figures(), summarize(REPORTS)
     assert {name: figures[name] for name in summary} == summary
     assert (figures["precision"], figures["recall"], figures["f1"]) == (0.25, 0.125, 2 / 12)
 
 
 def test_a_completion_is_shown_with_its_first_4000_characters(full):
-    rollouts, reports = [make_rollout((7,) * 10, finish_reason="length")], full.reports[:1]
+    rollouts, reports = [make_rollout((7,) * 10, finish_reason="length")], REPORTS[:1]
     (shown,) = full.completions([SAMPLE], rollouts, reports, lambda ids: "x" * 500 * len(ids))
     assert shown["text"] == "x" * 4000
     fields = {"sample_id": 0, "num_tokens": 10, "finish_reason": "length", "worth": {"f1": 2 / 6}}
@@ -170,10 +172,8 @@ def test_a_step_is_finite_where_its_losses_are_numbers(name, is_finite):
     assert step.is_finite is is_finite
 
 
-def test_what_was_too_long_is_counted_over_the_parts_of_a_step():
-    step = StepReport(step=0, objective=MATCHING, num_cut_prompts=3)
-    for _ in range(2):
-        step.add_targets(TrainingTargets(segments=(), num_cut=1, num_skipped=2))
+def test_what_was_too_long_is_counted():
+    step = StepReport(step=0, objective=MATCHING, num_cut_prompts=3, num_cut=2, num_skipped=4)
     figures = step.figures()
     names = [f"overlong/{name}" for name in ("prompts_truncated", "segments_truncated", "segments_skipped")]
     assert [figures[name] for name in names] == [3.0, 2.0, 4.0]
@@ -188,7 +188,7 @@ def test_losses_of_micro_batches_add_up(full):
 @pytest.mark.scenario(clauses=["observability/time-is-measured-by-phase#4"])
 def test_a_step_without_anything_has_the_same_figures_all_zero(full):
     step = StepReport(step=0, objective=MATCHING)
-    step.add_targets(TrainingTargets(segments=()))
+    step.summary = MATCHING.summarize([])
     empty = step.figures()
     assert empty.keys() == full.figures().keys()
     assert set(empty.values()) == {0.0}
