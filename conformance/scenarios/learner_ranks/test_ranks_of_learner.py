@@ -102,11 +102,11 @@ def test_no_rank_holds_more_than_two_buckets_and_a_gather(run):
     "learner-ranks/merged-weights-of-one-rank-pass-by",
     clauses=["learner-ranks/only-the-main-process-sends-weights#5"],
 )
-def test_one_rank_merges_as_it_sends_and_merges_again_for_a_server_that_was_started_again(attach, monkeypatch):
+def test_one_rank_merges_as_it_sends_and_merges_again_for_a_server_that_was_started_again(attach_backend, monkeypatch):
     model, live = make_model(), LiveBytes()
     zeros = {name: weight * 0 for name, weight in merged_weights(model)}
     double = NativeDouble(zeros)
-    backend = attach(double)
+    backend = attach_backend(double)
     backend.sender.bucket_bytes = BUCKET_BYTES
     monkeypatch.setattr(adapters, "_merged", live.counting(adapters._merged))
     for version in (1, 2):
