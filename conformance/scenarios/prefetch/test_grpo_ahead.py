@@ -155,12 +155,29 @@ def busy_until_an_evaluation(trainer, servers):
     servers.before_call, trainer.evaluate = wait, begun_first
 
 
+def idle_until_waited_for(trainer, servers):
+    """The second window is written while the learner waits: both sample from torch's one generator."""
+    waits, wait_for_next = threading.Event(), trainer.overlap.wait_for_next
+    first = {trainer.train_dataset[index].sample_id for index in trainer.plan.at(0).sample_indices}
+
+    def wait(server, ids):
+        assert first.issuperset(ids) or waits.wait(PATIENCE_S)
+
+    def said():
+        if trainer.state.global_step:
+            waits.set()
+        wait_for_next()
+
+    servers.before_call, trainer.overlap.wait_for_next = wait, said
+
+
 @pytest.mark.scenario(
     "prefetch/an-evaluation-inside-a-window", clauses=["prefetch/an-evaluation-leaves-alone-what-is-on-its-way#1"]
 )
 def test_an_evaluation_inside_a_window_changes_nothing_of_what_is_learnt(tmp_path):
     cut = {"max_staleness": 4, "lead": 1, "pieces": 3, "callers": 1} | SHALLOW
-    plain = ran(tmp_path / "plain", "ahead", *WINDOW, "training.max_steps=6", "training.eval_steps=0", **cut)
+    alone = (*WINDOW, "training.max_steps=6", "training.eval_steps=0")
+    plain = ran(tmp_path / "plain", "ahead", *alone, prepare=idle_until_waited_for, **cut)
     looked_at = (*WINDOW, "training.max_steps=6", "training.eval_steps=1")
     trainer = ran(tmp_path / "looked_at", "ahead", *looked_at, prepare=busy_until_an_evaluation, **cut)
     assert [event["step"] for event in events(trainer, "synced")] == [*range(7)]
