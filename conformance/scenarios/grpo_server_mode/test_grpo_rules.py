@@ -1,9 +1,10 @@
 """What GRPO's section and that of an environment must hold."""
 
 import pytest
+import yaml
 
 from conformance.doubles.configs import GRPO, config_with, problems_of, refusal_of
-from rollmatch.config import effective
+from rollmatch.config import effective, make, resolved_yaml
 
 SECTION = "custom.extra.grpo."
 VARIANT, REWARDS, SAMPLED = GRPO
@@ -49,6 +50,74 @@ def pair(code, key, bad, good):
 def test_a_wrong_section_is_refused_and_a_right_one_taken(bad, code, key, good):
     assert refusal_of(*bad) == (code, SECTION + key)
     assert config_with(*good).custom.trainer_variant == "grpo"
+
+
+def options(*keys):
+    return (*GRPO, *(SECTION + key for key in keys))
+
+
+SEQUENCE, CISPO = "importance=sequence", ("clip=cispo", "epsilon_high=4")
+GEOMETRIC = ("correction.level=geometric", "correction.mode=mask")
+
+
+@pytest.mark.scenario(
+    clauses=[
+        "grpo-server-mode/the-ratio-and-the-correction-are-of-tokens-or-of-responses#1,3,6,8",
+    ]
+)
+@pytest.mark.parametrize(
+    ("bad", "code", "key", "good"),
+    [
+        (options("importance=group"), "not-a-choice", "importance", options(SEQUENCE)),
+        (options(SEQUENCE, *CISPO), "importance-undefined", "importance", options(*CISPO)),
+        (options(SEQUENCE, "ratio_cap=3"), "importance-undefined", "importance", options("ratio_cap=3")),
+        (
+            (*options(SEQUENCE), "custom.trainer_variant=vineppo"),
+            "importance-undefined",
+            "importance",
+            (*options(*CISPO), "custom.trainer_variant=vineppo"),
+        ),
+        (options("clip=none"), "not-a-choice", "clip", options("clip=ppo")),
+        (options("clip=cispo"), "cispo-bounds", "epsilon_high", options(*CISPO)),
+        (options(*CISPO, "epsilon=0.1"), "cispo-bounds", "epsilon", options("epsilon=0.1")),
+        (options(*CISPO, "ratio_cap=6"), "cispo-bounds", "ratio_cap", options(*CISPO, "ratio_cap=null")),
+        (
+            options("correction.high=3", "correction_cap=2"),
+            "correction-twice",
+            "correction_cap",
+            options("correction.high=3", "correction_cap=null"),
+        ),
+        (
+            options("correction.high=3", "old_logprobs=server"),
+            "correction-not-used",
+            "correction",
+            options("old_logprobs=server"),
+        ),
+        (options("correction.level=geometric"), "correction-undefined", "correction.mode", options(*GEOMETRIC)),
+        (options("correction.low=3"), "correction-bounds", "correction.low", options("correction.low=2")),
+        (options("correction.high=0"), "out-of-range", "correction.high", options("correction.high=0.1")),
+    ],
+)
+def test_a_pair_without_a_definition_is_refused_and_its_parts_are_taken(bad, code, key, good):
+    assert refusal_of(*bad) == (code, SECTION + key)
+    config_with(*good)
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-ratio-and-the-correction-are-of-tokens-or-of-responses#5"])
+@pytest.mark.parametrize(
+    ("keys", "level", "high"),
+    [
+        ((), "token", 2.0),
+        (("correction_cap=5.0",), "token", 5.0),
+        (("correction.level=sequence",), "sequence", 2.0),
+        (("correction_cap=null", "correction.level=sequence"), "sequence", 2.0),
+    ],
+)
+def test_either_key_says_the_correction_and_a_resolved_file_says_it_again(keys, level, high):
+    config = config_with(*options(*keys))
+    for read in (config, make(yaml.safe_load(resolved_yaml(config)))):
+        assert (read.custom.extra.grpo.corrects.level, read.custom.extra.grpo.corrects.high) == (level, high)
+    assert config_with(*options("correction_cap=null")).custom.extra.grpo.corrects is None
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from conformance.doubles.loss_cases import supervision_of
 from conformance.doubles.records import segment_with
 from conformance.doubles.refusals import refused
 from rollmatch.objectives.grpo.loss import (
+    Correction,
     PolicyRules,
     PolicyTotals,
     count_policy_totals,
@@ -104,11 +105,67 @@ def test_the_distance_to_the_reference_is_k3():
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#6"])
 def test_the_engines_own_rounding_is_corrected_up_to_a_cap():
     drifted = segment(2, old_logprobs=[-1.0, -1.0], sampler_logprobs=[-1.1, -3.0])
-    total, _, figures = score([-1.0, -1.0], drifted, correction_cap=2.0)
+    total, _, figures = score([-1.0, -1.0], drifted, correction=Correction(high=2.0))
     assert total == pytest.approx(-(math.exp(0.1) + 2.0) / 2)
     assert figures["drift"] == pytest.approx((0.1 + 2.0) / 2)
     assert figures["correction_mean"] == pytest.approx((math.exp(0.1) + 2.0) / 2)
-    assert score([-1.0, -1.0], drifted, correction_cap=None)[0] == pytest.approx(-1.0)
+    assert score([-1.0, -1.0], drifted, correction=None)[0] == pytest.approx(-1.0)
+
+
+PAIR = (
+    segment(2, old_logprobs=[-1.0, -1.0], sampler_logprobs=[-2.0, -1.5]),
+    segment(1, old_logprobs=[-1.0], sampler_logprobs=[-1.0]),
+)
+"""A response whose tokens the engine thought exp(-1) and exp(-0.5) times as likely; one without a difference."""
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-ratio-and-the-correction-are-of-tokens-or-of-responses#4"])
+@pytest.mark.parametrize(
+    ("correction", "weights"),
+    [
+        (Correction(high=2.0), (2.0, math.exp(0.5), 1.0)),
+        (Correction(high=9.0, low=1.5), (math.exp(1.0), math.exp(0.5), 1.5)),
+        (Correction(high=2.0, mode="mask"), (0.0, math.exp(0.5), 1.0)),
+        (Correction(high=2.0, low=1.5, mode="mask"), (0.0, math.exp(0.5), 0.0)),
+        (Correction(level="sequence", high=9.0), (math.exp(1.5), math.exp(1.5), 1.0)),
+        (Correction(level="sequence", high=4.0), (4.0, 4.0, 1.0)),
+        (Correction(level="sequence", high=4.0, mode="mask"), (0.0, 0.0, 1.0)),
+        (Correction(level="geometric", high=2.0, mode="mask"), (0.0, 0.0, 1.0)),
+        (Correction(level="geometric", high=2.2, mode="mask"), (1.0, 1.0, 1.0)),
+    ],
+)
+def test_the_weight_is_of_the_token_or_of_its_response(correction, weights):
+    _, grad, figures = score([-1.0] * 3, *PAIR, correction=correction)
+    assert grad == pytest.approx([-weight / 3 for weight in weights])
+    assert figures["correction_mean"] == pytest.approx(sum(weights) / 3)
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/the-ratio-of-a-response",
+    clauses=["grpo-server-mode/the-ratio-and-the-correction-are-of-tokens-or-of-responses#2"],
+)
+def test_the_ratio_of_a_response_is_the_geometric_mean_of_its_tokens():
+    far = segment(2, old_logprobs=[-1.0 - math.log(2), -1.0])
+    near = segment(1, old_logprobs=[-1.0])
+    total, grad, figures = score([-1.0] * 3, far, near, importance="sequence", epsilon=0.5)
+    mean = math.sqrt(2)
+    assert total == pytest.approx(-(2 * mean + 1) / 3)
+    assert grad == pytest.approx([-mean / 3, -mean / 3, -1 / 3])
+    assert figures["ratio_mean"] == pytest.approx((2 * mean + 1) / 3)
+    assert score([-1.0] * 3, far, near, importance="sequence", epsilon=0.4)[1] == pytest.approx([0, 0, -1 / 3])
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/a-weight-is-bounded-and-the-token-still-learns",
+    clauses=["grpo-server-mode/the-ratio-and-the-correction-are-of-tokens-or-of-responses#7"],
+)
+@pytest.mark.parametrize(("ratio", "weight"), [(2.0, 1.5), (0.1, 0.1)])
+def test_a_clipped_weight_leaves_the_token_its_gradient(ratio, weight):
+    for advantage in (1.0, -1.0):
+        far = segment(1, advantages=[advantage], old_logprobs=[-1.0 - math.log(ratio)])
+        total, grad, figures = score([-1.0], far, clip="cispo", epsilon_high=0.5)
+        assert (total, grad[0]) == (pytest.approx(weight * advantage), pytest.approx(-weight * advantage))
+        assert figures["clip_share"] == (ratio > weight)
 
 
 @pytest.mark.scenario(
@@ -158,11 +215,22 @@ def random_segment(length, prompt_len, seed, is_masked):
 segments = st.builds(random_segment, st.integers(1, 5), st.integers(1, 3), st.integers(0, 99), st.booleans())
 
 
+OPTIONS = (
+    {},
+    {"importance": "sequence"},
+    {"clip": "cispo", "epsilon_high": 0.5},
+    {"correction": Correction(level="sequence", high=1.5)},
+    {"correction": Correction(level="sequence", mode="mask", low=0.1)},
+    {"correction": Correction(level="geometric", mode="mask", low=0.5)},
+)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(segments, min_size=2, max_size=6), st.sampled_from(["token", "sequence", "constant"]), st.data())
 def test_micro_batches_packed_or_padded_add_up_to_the_whole_step(drawn, normalize, data):
     cut = data.draw(st.integers(1, len(drawn) - 1))
-    rules = rules_with(beta=0.1, normalize=normalize, temperature=0.7)
+    options = data.draw(st.sampled_from(OPTIONS))
+    rules = rules_with(beta=0.1, normalize=normalize, temperature=0.7, **options)
     states = [torch.randn(each.encoded_len, NUM_IDS, generator=torch.Generator().manual_seed(3)) for each in drawn]
     totals = count_policy_totals([supervision_of(*drawn)], list)
 

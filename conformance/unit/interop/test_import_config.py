@@ -167,16 +167,20 @@ def test_a_command_line_of_ms_swift_has_ms_swift_s_defaults():
 
 
 def test_what_differs_in_substance_is_listed_with_its_reason():
-    fields = {"importance_sampling_level": "sequence", "min_p": 0.1, "push_to_hub": False, "log_completions": True}
+    fields = {
+        "importance_sampling_level": "sequence_token",
+        "min_p": 0.1,
+        "push_to_hub": False,
+        "log_completions": True,
+    }
     made = convert(
         "trl", fields | {"dataset_name": "trl-lib/x", "attn_implementation": "kernels-community/flash-attn2"}
     )
     assert made.left_out.keys() == {
         *("importance_sampling_level", "min_p", "dataset_name", "attn_implementation"),
-        "vllm_importance_sampling_mode",
     }
-    assert made.left_out["importance_sampling_level"] == "ratios are those of tokens"
-    assert (made.keys["custom.dataset.source"], made.keys[f"{GRPO}.correction_cap"]) == ("trl-lib/x", 3.0)
+    assert made.left_out["importance_sampling_level"] == "sequence_token has no counterpart; token and sequence have"
+    assert made.keys["custom.dataset.source"] == "trl-lib/x"
     assert "custom.train_jsonl" not in made.text()
 
 

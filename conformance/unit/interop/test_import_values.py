@@ -4,9 +4,10 @@ import pytest
 
 from rollmatch.interop.import_config import GRPO, MATCHING, SERVER, convert
 
+LEVELS = ("token", "sequence")
 ON_BY_DEFAULT = (("trl", "shuffle_dataset"), ("swift", "dataset_shuffle"), ("swift", "train_dataloader_shuffle"))
 NEUTRAL = {
-    "importance_sampling_level": ["token"], "multi_objective_aggregation": ["sum_then_normalize"],
+    "multi_objective_aggregation": ["sum_then_normalize"],
     "log_completions": [True], "shuffle_dataset": [True], "dataset_shuffle": [True], "min_p": [0], "use_hf": [True],
     "do_train": [True], "eval_strategy": ["steps"], "save_strategy": ["steps"], "logging_strategy": ["steps"],
     "remove_unused_columns": [True], "task_type": ["causal_lm"], "lora_task_type": ["CAUSAL_LM"],
@@ -47,7 +48,33 @@ NEUTRAL = {
         ("trl", {"eval_strategy": "no"}, "eval_strategy", None, None),
         ("trl", {"eval_strategy": "epoch"}, "eval_strategy", None, "eval_strategy"),
         ("trl", {"vllm_importance_sampling_correction": False}, f"{GRPO}.correction_cap", None, None),
-        ("trl", {"vllm_importance_sampling_cap": 5.0}, f"{GRPO}.correction_cap", 5.0, None),
+        ("trl", {}, f"{GRPO}.correction", {"level": "sequence", "mode": "mask", "low": None, "high": 3.0}, None),
+        (
+            "trl",
+            {
+                "vllm_importance_sampling_cap": 5.0,
+                "vllm_importance_sampling_mode": "token_truncate",
+                "vllm_importance_sampling_clip_min": 0.5,
+            },
+            f"{GRPO}.correction",
+            {"level": "token", "mode": "truncate", "low": 0.5, "high": 5.0},
+            None,
+        ),
+        *(
+            ("trl", {"importance_sampling_level": one}, f"{GRPO}.importance", one, None)
+            for one in ("token", "sequence")
+        ),
+        (
+            "swift",
+            {"importance_sampling_level": "sequence_token"},
+            f"{GRPO}.importance",
+            None,
+            "importance_sampling_level",
+        ),
+        ("trl", {"loss_type": "cispo", "epsilon_high": 5.0, "epsilon": 0.2}, f"{GRPO}.epsilon_high", 4.0, None),
+        ("trl", {"loss_type": "cispo", "epsilon_high": 5.0}, f"{GRPO}.clip", "cispo", None),
+        ("trl", {"loss_type": "cispo", "epsilon": 0.2}, f"{GRPO}.epsilon", None, "epsilon_high"),
+        ("swift", {"loss_type": "cispo", "epsilon_high": 5.0}, f"{GRPO}.clip", None, "loss_type"),
         ("trl", {"vllm_importance_sampling_mode": "token_truncate"}, f"{GRPO}.correction_cap", 3.0, None),
         ("swift", {"rollout_importance_sampling_mode": "token_truncate"}, f"{GRPO}.correction_cap", 2.0, None),
         (

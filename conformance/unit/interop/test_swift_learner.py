@@ -67,6 +67,7 @@ def test_swift_learns_what_our_learner_would():
         ("normalize=sequence", "loss_type", ["grpo"]),
         ("correction_cap=5.0", "rollout_importance_sampling_threshold", 5.0),
         ("num_iterations=2", "num_iterations", 2),
+        ("importance=sequence", "importance_sampling_level", "sequence"),
     ],
 )
 def test_every_variant_has_its_name_there(override, name, value):

@@ -66,6 +66,20 @@ class RewardConfig(Section):
         return self.name or self.function.rpartition(":")[2]
 
 
+class CorrectionConfig(Section):
+    """Importance weight of a token for differences between engine and learner: its probability by the learner over that
+    by the engine."""
+
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """Whose ratio it is: the token's, the product over the response (sequence), or the geometric mean of its tokens."""
+    mode: Literal["truncate", "mask"] = "truncate"
+    """Outside low and high: the nearest bound (truncate), or 0 (mask). geometric needs mask, and weighs 1 inside."""
+    low: Positive | None = None
+    """Smallest ratio; null is no bound. Unit: ratio."""
+    high: Positive = 2.0
+    """Largest ratio. Unit: ratio."""
+
+
 class GrpoConfig(Section):
     """Groups, rewards and policy gradient (grpo, vineppo, vineppo_mcts). Generation: see rollout_matching."""
 
@@ -88,10 +102,15 @@ class GrpoConfig(Section):
     normalize: Literal["token", "sequence", "constant"] = "token"
     """Denominator of the loss: token (DAPO), sequence (GRPO), or constant, i.e. completions * max_new_tokens (Dr.
     GRPO)."""
+    importance: Literal["token", "sequence"] = "token"
+    """Probability ratio: of each token, or the geometric mean over the tokens of the response (sequence, GSPO)."""
+    clip: Literal["ppo", "cispo"] = "ppo"
+    """Clipping: of the gain, so that clipped tokens have no gradient (ppo), or of the weight alone (cispo)."""
     epsilon: ShareBelowOne = 0.2
-    """Lower clip: the probability ratio is clipped below 1 - epsilon. Unit: ratio."""
+    """Lower clip: the probability ratio is clipped below 1 - epsilon; cispo has none. Unit: ratio."""
     epsilon_high: Positive | None = None
-    """Upper clip: the probability ratio is clipped above 1 + epsilon_high; null uses epsilon. Unit: ratio."""
+    """Upper clip: the probability ratio is clipped above 1 + epsilon_high; null uses epsilon, and cispo needs a number.
+    Unit: ratio."""
     ratio_cap: Positive | None = None
     """Largest ratio for negative advantages (two-sided clipping, delta in TRL); null disables it. Unit: ratio."""
     beta: Weight = 0.0
@@ -100,10 +119,26 @@ class GrpoConfig(Section):
     """Denominator of the ratio: recomputed by the learner (where rollouts are used once, in the pass that learns), or
     server for those the engine sampled with."""
     correction_cap: Positive | None = 2.0
-    """Cap of the importance weight that corrects for differences between engine and learner; null disables the
-    correction. Unit: ratio."""
+    """Cap of the importance weight that corrects for differences between engine and learner, short for correction:
+    {high: ...}; null disables it, unless correction is set. Unit: ratio."""
+    correction: CorrectionConfig | None = None
+    """Importance weight in full, in place of correction_cap; null leaves it to that."""
     eval_temperature: Weight = 0.0
     """Sampling temperature in evaluation; 0 is greedy. Unit: divisor of the logits."""
+
+    @model_validator(mode="after")
+    def _drop_the_default_cap(self) -> Self:
+        """A correction takes the place of a cap that nobody set."""
+        if self.correction is None or "correction_cap" in self.model_fields_set:
+            return self
+        return self.model_copy(update={"correction_cap": None})
+
+    @property
+    def corrects(self) -> CorrectionConfig | None:
+        """The correction in full, whichever key says it; None: none."""
+        if self.correction is None and self.correction_cap is not None:
+            return CorrectionConfig(high=self.correction_cap)
+        return self.correction
 
 
 class SearchConfig(Section):

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from rollmatch.config.custom import GrpoConfig
 from rollmatch.config.effective import num_windows_ahead, steps_per_window
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import Rule, RunConfig
@@ -49,10 +50,68 @@ def _ratio_cap(config: RunConfig) -> Iterator[ConfigError]:
         )
 
 
+def _importance(config: RunConfig) -> Iterator[ConfigError]:
+    rules, variant = config.custom.extra.grpo, config.custom.trainer_variant
+    if rules.importance != "sequence" or not config.custom.learns_from_rewards:
+        return
+    if rules.clip == "cispo":
+        problem, remedy = "is sequence, but cispo weighs single tokens", "Set it to token, or clip to ppo."
+    elif rules.ratio_cap is not None:
+        problem, remedy = "is sequence, but ratio_cap bounds ratios of tokens", "Set it to token, or ratio_cap to null."
+    elif variant != "grpo":
+        problem = f"is sequence, but {variant} has an advantage per step, and the ratio of a response has one of all"
+        remedy = "Set it to token, or trainer_variant to grpo."
+    else:
+        return
+    yield ConfigError(problem, code="importance-undefined", key=f"{GRPO}.importance", remedy=remedy)
+
+
+def _cispo(config: RunConfig) -> Iterator[ConfigError]:
+    rules = config.custom.extra.grpo
+    if rules.clip != "cispo" or not config.custom.learns_from_rewards:
+        return
+    if rules.epsilon_high is None:
+        problem, remedy = "is null, but is the only bound of cispo", "Set it, for example to 4."
+        yield ConfigError(problem, code="cispo-bounds", key=f"{GRPO}.epsilon_high", remedy=remedy)
+    if rules.epsilon != GrpoConfig.model_fields["epsilon"].default:
+        problem, remedy = f"is {rules.epsilon}, but cispo has no lower bound", "Remove it, or set clip to ppo."
+        yield ConfigError(problem, code="cispo-bounds", key=f"{GRPO}.epsilon", remedy=remedy)
+    if rules.ratio_cap is not None:
+        problem = f"is {rules.ratio_cap}, but cispo bounds ratios by epsilon_high alone"
+        remedy = "Set it to null, or clip to ppo."
+        yield ConfigError(problem, code="cispo-bounds", key=f"{GRPO}.ratio_cap", remedy=remedy)
+
+
+def _correction_parts(config: RunConfig) -> Iterator[ConfigError]:
+    rules, found = config.custom.extra.grpo, config.custom.extra.grpo.correction
+    if found is None or not config.custom.learns_from_rewards:
+        return
+    key = f"{GRPO}.correction"
+    if rules.correction_cap is not None:
+        problem, remedy = "is set, and correction is, too", "Remove it, and write correction.high."
+        yield ConfigError(problem, code="correction-twice", key=f"{GRPO}.correction_cap", remedy=remedy)
+    if rules.old_logprobs == "server":
+        problem = "is set, but with old_logprobs: server the ratio itself starts from the engine"
+        remedy = "Remove it, or set old_logprobs to recomputed."
+        yield ConfigError(problem, code="correction-not-used", key=key, remedy=remedy)
+    if found.level == "geometric" and found.mode == "truncate":
+        problem, remedy = "is truncate, but a geometric mean only decides which responses count", "Set it to mask."
+        yield ConfigError(problem, code="correction-undefined", key=f"{key}.mode", remedy=remedy)
+    if found.low is not None and found.low > found.high:
+        problem, remedy = f"must be at most high {found.high}, but is {found.low}", "Lower it, or raise high."
+        yield ConfigError(problem, code="correction-bounds", key=f"{key}.low", remedy=remedy)
+
+
 GRPO_RULES: tuple[Rule, ...] = (
     Rule(reads=(VARIANT, f"{GRPO}.rewards", "custom.extra.environment"), check=_rewards),
     Rule(reads=(VARIANT, f"{ROLLOUT_MATCHING}.decoding.temperature", f"{ROLLOUT_MATCHING}.num_beams"), check=_sampled),
     Rule(reads=(f"{GRPO}.ratio_cap", f"{GRPO}.epsilon", f"{GRPO}.epsilon_high"), check=_ratio_cap),
+    Rule(reads=(VARIANT, f"{GRPO}.importance", f"{GRPO}.clip", f"{GRPO}.ratio_cap"), check=_importance),
+    Rule(reads=(VARIANT, f"{GRPO}.clip", f"{GRPO}.epsilon", f"{GRPO}.epsilon_high", f"{GRPO}.ratio_cap"), check=_cispo),
+    Rule(
+        reads=(VARIANT, f"{GRPO}.correction", f"{GRPO}.correction_cap", f"{GRPO}.old_logprobs"),
+        check=_correction_parts,
+    ),
 )
 
 
@@ -178,7 +237,7 @@ def _correction(config: RunConfig) -> Iterator[ConfigError]:
     rules, is_grpo = config.custom.extra.grpo, config.custom.learns_from_rewards
     if not is_grpo or config.custom.extra.rollout_matching.overlap != "ahead":
         return
-    if rules.correction_cap is None and rules.old_logprobs == "recomputed":
+    if rules.corrects is None and rules.old_logprobs == "recomputed":
         problem = "is null, while old_logprobs is recomputed and overlap ahead learns from completions of older weights"
         remedy = "Set it to a number, or old_logprobs to server."
         yield ConfigError(problem, code="staleness-uncorrected", key=f"{GRPO}.correction_cap", remedy=remedy)
@@ -201,5 +260,8 @@ OVERLAP_RULES: tuple[Rule, ...] = (
     Rule(reads=(OVERLAP, VARIANT, "custom.extra.environment.name"), check=_overlap_variant),
     Rule(reads=(OVERLAP, VARIANT, STALENESS, "training.packing"), check=_packed),
     Rule(reads=(OVERLAP, VARIANT, STALENESS, "training.packing", *_REUSE), check=_window),
-    Rule(reads=(OVERLAP, VARIANT, f"{GRPO}.correction_cap", f"{GRPO}.old_logprobs"), check=_correction),
+    Rule(
+        reads=(OVERLAP, VARIANT, f"{GRPO}.correction", f"{GRPO}.correction_cap", f"{GRPO}.old_logprobs"),
+        check=_correction,
+    ),
 )

@@ -81,6 +81,9 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
     _convert_rewards(made, given)
     _convert_server(made, given)
     _convert_correction(made, given)
+    if kind == "trl" and given.get("loss_type") == "cispo":
+        made.left_out.pop("loss_type")
+        _convert_cispo(made, given)
     room = _whole(given.get("max_prompt_length", PROMPT_ROOM)) + _whole(given["max_completion_length"])
     made.keys.setdefault("global_max_length", room)
     if given.get("use_peft"):
@@ -111,16 +114,34 @@ def _with_defaults(kind: str, fields: Mapping[str, object]) -> dict[str, object]
 
 
 def _convert_correction(made: Imported, given: Mapping[str, object]) -> None:
-    """The importance weight for engine and learner: ours is TRL's ``token_truncate``."""
+    """The importance weight for engine and learner: all of TRL's, and ms-swift's ``token_truncate``."""
     is_on = given.get("vllm_importance_sampling_correction")
     mode, cap = given.get("vllm_importance_sampling_mode"), given.get("vllm_importance_sampling_cap")
     cap, key = cap or given.get("vllm_importance_sampling_clip_max"), "vllm_importance_sampling_mode"
     if "rollout_importance_sampling_mode" in given:
         mode, key = given["rollout_importance_sampling_mode"], "rollout_importance_sampling_mode"
         is_on, cap = mode is not None, given["rollout_importance_sampling_threshold"]
-    made.keys[f"{GRPO}.correction_cap"] = cap if is_on else None
-    if is_on and mode != "token_truncate":
+    low = given.get("vllm_importance_sampling_clip_min")
+    if not is_on or (mode == "token_truncate" and low is None):
+        made.keys[f"{GRPO}.correction_cap"] = cap if is_on else None
+    elif key.startswith("vllm"):
+        level, _, how = str(mode).partition("_")
+        made.keys[f"{GRPO}.correction"] = {"level": level, "mode": how, "low": low, "high": cap}
+    else:
+        made.keys[f"{GRPO}.correction_cap"] = cap
         made.left_out[key] = f"{mode} has no counterpart; correction_cap truncates the weight of each token"
+
+
+def _convert_cispo(made: Imported, given: Mapping[str, object]) -> None:
+    """TRL bounds the ratio by ``epsilon_high`` itself, we by 1 more, and neither reads ``epsilon``."""
+    made.keys.pop(f"{GRPO}.epsilon", None)
+    made.keys |= {f"{GRPO}.clip": "cispo", f"{GRPO}.normalize": "token"}
+    high = given.get("epsilon_high")
+    if isinstance(high, int | float) and high > 1:
+        made.keys[f"{GRPO}.epsilon_high"] = high - 1
+    else:
+        made.keys.pop(f"{GRPO}.epsilon_high", None)
+        made.left_out["epsilon_high"] = "with cispo, TRL bounds the ratio by it; write more than 1"
 
 
 def _convert_batch(made: Imported, given: Mapping[str, object]) -> None:
@@ -194,6 +215,13 @@ def _set_normalize(made: Imported, value: object) -> None:
         made.left_out["loss_type"] = f"{value} has no counterpart; {', '.join(NORMALIZE)} have"
 
 
+def _set_importance(made: Imported, value: object) -> None:
+    if value in ("token", "sequence"):
+        made.keys[f"{GRPO}.importance"] = value
+    else:
+        made.left_out["importance_sampling_level"] = f"{value} has no counterpart; token and sequence have"
+
+
 def _set_warmup(made: Imported, value: object) -> None:
     """A share of all steps; without it, ``warmup_steps`` stands."""
     if value:
@@ -257,6 +285,7 @@ CONVERTED: dict[str, Callable[[Imported, object], None]] = {
     "use_vllm": _to(f"{MATCHING}.rollout_backend", lambda value: "vllm" if value else "hf"),
     "vllm_mode": _to(f"{MATCHING}.vllm.mode"),
     "loss_type": _set_normalize,
+    "importance_sampling_level": _set_importance,
     "scale_rewards": _to(
         f"{GRPO}.scale_rewards", lambda value: {"True": "group", "False": "none"}.get(str(value), value)
     ),

@@ -113,13 +113,13 @@ USED_TOGETHER = (
     "max_prompt_length",
     "vllm_importance_sampling_correction",
     "vllm_importance_sampling_cap",
+    "vllm_importance_sampling_clip_min",
     "vllm_importance_sampling_clip_max",
     "vllm_importance_sampling_mode",
     "rollout_importance_sampling_mode",
     "rollout_importance_sampling_threshold",
 )
 NEUTRAL: dict[str, tuple[object, ...]] = {
-    "importance_sampling_level": ("token",),
     "multi_objective_aggregation": ("sum_then_normalize",),
     "log_completions": (True,),
     "shuffle_dataset": (True,),
@@ -142,7 +142,6 @@ REASONS = {
     "generation_batch_size": "write steps_per_generation",
     "multi_turn_scheduler": "write an environment (custom.extra.environment)",
     "gym_env": "write an environment (custom.extra.environment)",
-    "importance_sampling_level": "ratios are those of tokens",
     "multi_objective_aggregation": "rewards are summed by weight, then compared",
     "resume_from_checkpoint": "use rollmatch train --resume",
     "deepspeed_config": "use deepspeed",

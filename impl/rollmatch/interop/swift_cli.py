@@ -191,6 +191,13 @@ def _check(config: RunConfig) -> None:
             key="custom.extra.environment.name",
             remedy="Train without --engine swift.",
         )
+    rules = config.custom.extra.grpo
+    if rules.clip != "ppo":
+        problem, key = "is cispo, whose bounds ms-swift's learner has no key for", "custom.extra.grpo.clip"
+        raise LaunchError(problem, code="swift-trains-otherwise", key=key, remedy="Set it to ppo.")
+    if rules.correction is not None:
+        problem, key = "is set, and ms-swift's learner truncates weights of tokens", "custom.extra.grpo.correction"
+        raise LaunchError(problem, code="swift-trains-otherwise", key=key, remedy="Use correction_cap.")
     if config.training.tokens_per_micro_batch is not None:
         problem, key = "is set, and ms-swift's learner makes passes by samples", "training.tokens_per_micro_batch"
         raise LaunchError(problem, code="swift-trains-otherwise", key=key, remedy="Remove it.")
@@ -218,7 +225,6 @@ def _connection(config: RunConfig) -> dict[str, object]:
 
 def _algorithm(config: RunConfig) -> dict[str, object]:
     rules, rollout = config.custom.extra.grpo, config.custom.extra.rollout_matching
-    capped = rules.correction_cap is not None
     return {
         "num_generations": rules.num_generations,
         "num_iterations": rules.num_iterations,
@@ -228,12 +234,13 @@ def _algorithm(config: RunConfig) -> dict[str, object]:
         "scale_rewards": rules.scale_rewards,
         "overlong_filter": rules.mask_truncated_completions,
         "loss_type": LOSS_TYPES[rules.normalize],
+        "importance_sampling_level": rules.importance,
         "epsilon": rules.epsilon,
         "epsilon_high": rules.epsilon_high,
         "delta": rules.ratio_cap,
         "beta": rules.beta,
-        "rollout_importance_sampling_mode": "token_truncate" if capped else None,
-        "rollout_importance_sampling_threshold": rules.correction_cap,
+        "rollout_importance_sampling_mode": "token_truncate" if rules.corrects else None,
+        "rollout_importance_sampling_threshold": rules.corrects.high if rules.corrects else None,
         "max_completion_length": rollout.max_new_tokens,
         "temperature": rollout.decoding.temperature,
         "top_p": rollout.decoding.top_p,

@@ -5,7 +5,7 @@ from rollmatch.config.custom import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.data import Reuse
 from rollmatch.model.template import Template
-from rollmatch.objectives.grpo.loss import PolicyRules
+from rollmatch.objectives.grpo.loss import Correction, PolicyRules
 from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
 from rollmatch.objectives.protocol import Objective
@@ -60,7 +60,7 @@ def _logprob_rules(config: RunConfig) -> LogprobRules:
     rules = config.custom.extra.grpo
     return LogprobRules(
         old=effective.old_logprobs(config),
-        corrects=rules.correction_cap is not None and rules.old_logprobs == "recomputed",
+        corrects=rules.corrects is not None and rules.old_logprobs == "recomputed",
         reference_in_batch=effective.reference_in_batch(config),
     )
 
@@ -69,11 +69,13 @@ def _policy_rules(config: RunConfig, template: Template) -> PolicyRules:
     rules, rollout = config.custom.extra.grpo, config.custom.extra.rollout_matching
     environment = config.custom.extra.environment
     return PolicyRules(
+        importance=rules.importance,
+        clip=rules.clip,
         epsilon=rules.epsilon,
         epsilon_high=rules.epsilon_high,
         ratio_cap=rules.ratio_cap,
         beta=rules.beta,
-        correction_cap=rules.correction_cap,
+        correction=None if rules.corrects is None else Correction(**rules.corrects.model_dump()),
         normalize=rules.normalize,
         max_new_tokens=environment.max_response_tokens if environment.name else rollout.max_new_tokens,
         temperature=rollout.decoding.temperature,

@@ -3,12 +3,24 @@
 For one token with log-probability ``l`` under the policy, ``old``, ``ref`` and ``sampled`` those of ``PolicyTarget``,
 and advantage ``A``::
 
-    ratio = exp(l - old)
-    gain  = min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A)
-    kl    = exp(ref - l) - (ref - l) - 1
-    loss  = -gain * min(exp(old - sampled), cap)  +  beta * kl
+    ratio  = exp(l - old)
+    gain   = min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon_high) * A)
+    weight = bounded(exp(old - sampled), low, high)
+    kl     = exp(ref - l) - (ref - l) - 1
+    loss   = -gain * weight  +  beta * kl
 
     total = sum of coefficient * loss / divisor
+
+=========================  ==================================================================================
+option                     what it changes; a mean or sum is over the segment's tokens that are learnt from
+=========================  ==================================================================================
+``importance: sequence``   ratio = exp(mean of l - old), the same for all tokens of a segment
+``clip: cispo``            gain = min(ratio, 1 + epsilon_high) * A * l; its first factor has no gradient
+``level: sequence``        weight from exp(sum of old - sampled)
+``level: geometric``       weight from exp(mean of old - sampled)
+``mode: truncate``         bounded: clip(ratio, low, high)
+``mode: mask``             bounded: 0 outside low and high; inside the ratio, and 1 with ``level: geometric``
+=========================  ==================================================================================
 
 =============  ==========================  ================================================
 ``normalize``  coefficient                 divisor, over all rows and ranks of the step
@@ -19,9 +31,10 @@ and advantage ``A``::
 =============  ==========================  ================================================
 
 All log-probabilities are of softmax(logits / temperature) over the ids that rollouts may contain. Every term is a sum,
-so micro-batches and ranks add up to what one big batch would give. Sources: PPO (arXiv 1707.06347), GRPO (2402.03300),
-Dr. GRPO (2503.20783), DAPO (2503.14476) for token normalisation, k3 (Schulman 2020), truncated importance sampling (Yao
-et al. 2025).
+so micro-batches and ranks add up to what one big batch would give; a segment is never split. Sources: PPO (arXiv
+1707.06347), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476) for token normalisation, k3 (Schulman 2020),
+truncated importance sampling (Yao et al. 2025), GSPO (2507.18071), CISPO (2506.13585), masked importance sampling by
+TRL 1.10, geometric rejection by verl 0.6.1 (``rollout_rs: geometric``).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -42,17 +55,48 @@ TERM_NAMES = ("loss_policy", "kl", "clip_share", "ratio_mean", "drift", "correct
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """Weight of a token for the difference between learner and engine; fields as in ``CorrectionConfig``."""
+
+    level: Literal["token", "sequence", "geometric"] = "token"
+    mode: Literal["truncate", "mask"] = "truncate"
+    low: float | None = None
+    high: float = 2.0
+
+    def weights(self, difference: Tensor, lens: Sequence[int]) -> Tensor:
+        """[K] from the log-probabilities by the learner minus those by the engine, [K], of segments with ``lens``.
+
+        >>> drift = torch.tensor([0.5, 0.5, 1.0]).log()
+        >>> Correction(level="sequence", high=0.8).weights(drift, [2, 1])
+        tensor([0.2500, 0.2500, 0.8000])
+        >>> Correction(level="geometric", mode="mask", low=0.8).weights(drift, [2, 1])
+        tensor([0., 0., 1.])
+        """
+        if self.level != "token":
+            difference = over_segments(difference, lens, torch.sum if self.level == "sequence" else torch.mean)
+        ratio = torch.exp(difference)
+        if self.mode == "truncate":
+            return ratio.clamp(min=self.low, max=self.high)
+        is_outside = (ratio > self.high) | (ratio < (self.low or 0.0))
+        return (torch.ones_like(ratio) if self.level == "geometric" else ratio).masked_fill(is_outside, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRules:
     """The objective's knobs; their ranges are the config's to hold."""
 
+    importance: Literal["token", "sequence"] = "token"
+    """Ratios of tokens, or of whole segments (GSPO)."""
+    clip: Literal["ppo", "cispo"] = "ppo"
+    """What is clipped: the gain, or its weight alone."""
     epsilon: float = 0.2
     epsilon_high: float | None = None
     """Upper side of the clip; None: as ``epsilon``."""
     ratio_cap: float | None = None
     """Largest ratio where it makes a loss grow (two-sided clipping); None: none."""
     beta: float = 0.0
-    correction_cap: float | None = 2.0
-    """Largest weight of the correction for the engine; None: no correction."""
+    correction: Correction | None = Correction()
+    """Weight for the difference to the engine; None: 1."""
     normalize: Normalize = "token"
     max_new_tokens: int
     temperature: float
@@ -188,27 +232,45 @@ def score_tokens(
     now = logprobs.detach()
     advantages = to_device(supervision.advantages, dtype=torch.float32, device=now.device)
     old = _column(supervision.old_logprobs, otherwise=now)
-    ratio = torch.exp(logprobs - old)
-    low, high = 1 - rules.epsilon, 1 + (rules.epsilon if rules.epsilon_high is None else rules.epsilon_high)
-    bounded = ratio if rules.ratio_cap is None else ratio.clamp(max=rules.ratio_cap)
-    losses = -torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
+    log_ratio, lens = logprobs - old, supervision.segment_lens
+    ratio = torch.exp(log_ratio if rules.importance == "token" else over_segments(log_ratio, lens, torch.mean))
+    gains, is_clipped = _gains(ratio, logprobs, advantages, rules)
+    losses = -gains
     difference = old - _column(supervision.sampler_logprobs, otherwise=old)
     correction = torch.ones_like(old)
-    if rules.correction_cap is not None:
-        correction = torch.exp(difference).clamp(max=rules.correction_cap)
+    if rules.correction is not None:
+        correction = rules.correction.weights(difference, lens)
     losses = losses * correction
     toward = _column(supervision.reference_logprobs, otherwise=now) - logprobs
     kl = torch.exp(toward) - toward - 1
     if rules.beta:
         losses = losses + rules.beta * kl
     total = (losses * _coefficients(supervision, rules, losses)).sum() / _divisor(rules, totals)
-    is_clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
     columns = (kl, is_clipped, ratio, difference.abs(), correction, -now)
     num_tokens = totals.num_tokens or 1
     sums = [column.detach().float().sum() for column in columns]
     loss, *figures = torch.stack([total.detach(), *sums]).tolist()  # at once: each look waits for the device
     means = [value / num_tokens for value in figures]
     return PolicyTerms(total=total, figures=dict(zip(TERM_NAMES, [loss, *means])))
+
+
+def over_segments(values: Tensor, lens: Sequence[int], reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """[K] values reduced over each segment, at each of its tokens; segments of 0 tokens have none.
+
+    >>> over_segments(torch.tensor([1.0, 3.0, 5.0]), [2, 0, 1], torch.mean)
+    tensor([2., 2., 5.])
+    """
+    return torch.cat([reduce(part).expand_as(part) for part in values.split(list(lens))]) if len(values) else values
+
+
+def _gains(ratio: Tensor, logprobs: Tensor, advantages: Tensor, rules: PolicyRules) -> tuple[Tensor, Tensor]:
+    """[K] what the loss is the negative of; [K] which tokens are clipped."""
+    low, high = 1 - rules.epsilon, 1 + (rules.epsilon if rules.epsilon_high is None else rules.epsilon_high)
+    if rules.clip == "cispo":
+        return ratio.detach().clamp(max=high) * advantages * logprobs, ratio > high
+    bounded = ratio if rules.ratio_cap is None else ratio.clamp(max=rules.ratio_cap)
+    gains = torch.minimum(bounded * advantages, ratio.clamp(low, high) * advantages)
+    return gains, ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
 
 
 def _coefficients(supervision: PolicySupervision, rules: PolicyRules, like: Tensor) -> Tensor:
