@@ -236,7 +236,8 @@ def _count_steps(trainer: RolloutTrainer) -> int:
     if max_steps > 0:
         return max_steps
     _, steps, *_ = trainer.set_initial_training_values(trainer.args, trainer.get_train_dataloader())
-    return math.ceil(steps * trainer.args.num_train_epochs)  # as transformers counts them
+    num_epochs: float = trainer.args.num_train_epochs
+    return math.ceil(int(steps) * num_epochs)  # as transformers counts them
 
 
 def describe(config: RunConfig, model: torch.nn.Module, ranks: Ranks) -> dict[str, object]:

@@ -260,7 +260,9 @@ def over_segments(values: Tensor, lens: Sequence[int], reduce: Callable[[Tensor]
     >>> over_segments(torch.tensor([1.0, 3.0, 5.0]), [2, 0, 1], torch.mean)
     tensor([2., 2., 5.])
     """
-    return torch.cat([reduce(part).expand_as(part) for part in values.split(list(lens))]) if len(values) else values
+    return (
+        torch.cat([reduce(part).expand_as(part) for part in torch.split(values, list(lens))]) if len(values) else values
+    )
 
 
 def _gains(ratio: Tensor, logprobs: Tensor, advantages: Tensor, rules: PolicyRules) -> tuple[Tensor, Tensor]:
