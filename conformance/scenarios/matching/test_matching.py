@@ -85,7 +85,7 @@ class UnusedEngine:
     def __init__(self):
         self.runs = 0
 
-    def generate(self, prompts, sampling, *, use_tqdm):
+    def generate(self, prompts, sampling, *, use_tqdm, lora_request):
         self.runs += 1
         answer = SimpleNamespace(token_ids=[1], finish_reason="length")
         return [SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[answer]) for prompt in prompts]

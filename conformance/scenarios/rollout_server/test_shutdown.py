@@ -13,9 +13,10 @@ from conformance.doubles.instance import ENVIRONMENT, Instance, settings_for
 from conformance.doubles.processes import START_TIMEOUT_S, Running, start
 
 HELD = """
-import sys, subprocess, threading, time
+import signal, sys, subprocess, threading, time
 from rollmatch.serve import shutdown
 shutdown.LONGEST_S = float(sys.argv[1])
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 child = subprocess.Popen(["sleep", "1000"])
 ending = shutdown.Shutdown(lambda: print("cleaned", flush=True))
 ending.__enter__()

@@ -139,7 +139,9 @@ class Engine:
         self.asked += [f"wake {tag}" for tag in tags]
 
     def apply_model(self, work):
-        work(SimpleNamespace(load_weights=lambda weights: self.asked.append(f"load {[name for name, _ in weights]}")))
+        model = torch.nn.Module()
+        model.load_weights = lambda weights: self.asked.append(f"load {[name for name, _ in weights]}")
+        work(model)
 
     def reset_prefix_cache(self):
         pass

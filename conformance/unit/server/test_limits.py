@@ -95,6 +95,7 @@ class Untouched:
 
     def __init__(self, tokenizer):
         self.apply_chat_template = tokenizer.apply_chat_template
+        self.added_tokens_decoder = tokenizer.added_tokens_decoder
 
 
 def test_pixels_are_counted_before_they_are_decoded(served, monkeypatch):

@@ -3,7 +3,6 @@
 import pytest
 
 from conformance.doubles.stand_in import make_parts
-from rollmatch.server.images import PixelBudget
 from rollmatch.server.payloads import Sampling
 from rollmatch.server.prompts import GenerateRequest
 
@@ -22,7 +21,7 @@ def ids_of(monkeypatch):
     def make(*calls, role="assistant"):
         messages = ({"role": "user", "content": "1?"}, {"role": role, "content": "", "tool_calls": list(calls)})
         request = GenerateRequest(messages=messages, sampling=Sampling(max_tokens=1))
-        return prompts.make(request, PixelBudget(0), item=0).token_ids
+        return prompts.make(request, prompts.reader.budget(), item=0).token_ids
 
     return make
 
