@@ -37,6 +37,8 @@ class ChunkedUpdate:
         self.communicator = communicator
         self.model = model
         self._num_announced = 0
+        self._announcing = asyncio.Lock()
+        """Held while a chunk is announced to the workers: what commits waits for it."""
         self._following: asyncio.Task[None] | None = None
         self._failure: RollmatchError | None = None
         self._names = MemoryNames(model)
@@ -68,14 +70,16 @@ class ChunkedUpdate:
 
         Errors: ``CommunicatorRefused``, those of ``announced`` and of what went before.
         """
-        await self._check_turn()
+        self.update.check_attached(ANONYMOUS)
         if not self._names.are_of_checkpoint(tensors):
             tensors = await asyncio.to_thread(self._names.parts_of, tensors)
+        await self._check_turn()
         for spec in tensors:
             check_tensor(spec, self.model, is_cast=True)  # TRL's trainers keep float32, and announce it
-        await self._receive(tensors)
-        self.update.gather(spec.name for spec in tensors)
-        self._follow()
+        async with self._announcing:
+            await self._receive(tensors)
+            self.update.gather(spec.name for spec in tensors)
+            self._follow()
 
     async def announce_adapter(self, tensors: Sequence[TensorSpec], adapter: AdapterPlan) -> None:
         """The same for an adapter, in one broadcast: merged into the model's own weights, then committed.
@@ -87,9 +91,10 @@ class ChunkedUpdate:
             problem, remedy = "other weights are on their way", "End their sync before an adapter is sent."
             raise AnnouncementInvalid(problem, key="metadatas", remedy=remedy, code="adapter-invalid")
         check_adapter(adapter, tensors, self.model)
-        await self._receive(tensors)
-        self.update.gather((), merge_plan_of(adapter, self.model))
-        self._follow()
+        async with self._announcing:
+            await self._receive(tensors)
+            self.update.gather((), merge_plan_of(adapter, self.model))
+            self._follow()
 
     async def settle(self) -> None:
         """End of a sync. Errors: ``TensorMismatch`` (what has arrived is dropped), or what went wrong."""
@@ -144,10 +149,12 @@ class ChunkedUpdate:
     async def _run(self) -> None:
         """Watch what was announced arrive; commit when it is complete."""
         try:
-            num_seen = -1
-            while num_seen != self._num_announced:
+            is_settled = False
+            while not is_settled:
                 num_seen = self._num_announced
                 self._arrived = agreed(await self.communicator.settle())
+                async with self._announcing:  # a tied head may be announced behind a whole model
+                    is_settled = num_seen == self._num_announced
             if self._is_complete():
                 await self._commit(self._arrived)
         except RollmatchError as error:
