@@ -1,6 +1,8 @@
 """Bodies that cost more than they are long: counted before they are validated, and read by a process that may die."""
 
 import asyncio
+import subprocess
+import sys
 import time
 
 import msgspec
@@ -77,6 +79,26 @@ def test_a_large_body_is_read_as_a_small_one_is(packed):
     with pytest.raises(Refusal) as caught:
         asyncio.run(read(encode(wrong), form(SyncRequest, packed=packed), max_bytes=MAX_BYTES))
     assert (caught.value.code, caught.value.key) == ("body-invalid", "tensors[4000].shape[0]")
+
+
+LARGE = """
+import asyncio, multiprocessing, sys
+from rollmatch.server.payloads import SyncRequest
+from rollmatch.server.reading import Form, read
+if __name__ == "__main__":
+    multiprocessing.set_forkserver_preload(["held"])
+    form = Form(kind=SyncRequest, packed=False, sampling_at=(), longest={})
+    raw = sys.stdin.buffer.read()
+    print(len(asyncio.run(read(raw, form, max_bytes=1 << 20)).tensors))
+"""
+
+
+def test_memory_of_the_process_that_forks_readers_does_not_count(tmp_path):
+    (tmp_path / "held.py").write_text("memory = bytearray(3 << 30)\n")  # reserved, not used
+    (tmp_path / "large.py").write_text(LARGE)
+    command, raw = [sys.executable, "large.py"], msgspec.json.encode(tensors(5000))
+    done = subprocess.run(command, input=raw, cwd=tmp_path, capture_output=True, check=False)
+    assert done.stdout == b"5000\n", done.stderr.decode()
 
 
 @pytest.mark.parametrize(("depth", "is_read"), [(MAX_DEPTH, True), (MAX_DEPTH + 1, False)])

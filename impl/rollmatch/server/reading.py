@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+import psutil
 from pydantic import BaseModel, ValidationError
 
 from rollmatch.server.failures import Refusal, bad_body
@@ -26,7 +27,7 @@ MAX_DEPTH = 64
 READ_S = 60.0
 """Longest time for one body."""
 _SPARE_BYTES, _BYTES_PER_BYTE = 768 << 20, 6
-"""Memory of the process: what it takes without a body, and for each byte of the largest one."""
+"""Memory of the process above what it holds at its start: for modules, and for each byte of the largest body."""
 _NUM_PROCESSES = 2
 _REMEDY = "Split the call."
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -112,7 +113,8 @@ def _readers(max_bytes: int) -> Workers:
 
 def _limit_memory(max_bytes: int) -> None:
     """In the process, when it starts."""
-    limit = _SPARE_BYTES + _BYTES_PER_BYTE * max_bytes
+    held = psutil.Process().memory_info().data  # much where the process that forked it has imported much
+    limit = held + _SPARE_BYTES + _BYTES_PER_BYTE * max_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
