@@ -128,7 +128,7 @@ def train(
 
     ``config``: keys, nested or dotted, or a YAML file. ``train_data`` and ``val_data`` replace ``custom.train_jsonl``
     and ``custom.val_jsonl``; records are written beside the run directory (``-data``), into files that are named by
-    their content; ``val_data`` defaults to ``train_data`` where ``config`` has no ``custom.val_jsonl``. ``rewards``:
+    their content; without ``val_data`` and ``custom.val_jsonl`` the run is not evaluated. ``rewards``:
     functions in any form that the configuration accepts, or (function, weight); with them the variant defaults to grpo.
     ``existing``: what to do with a run in that directory.
     Under torchrun every rank calls this function. In a thread, signals are left to the main thread.
@@ -143,8 +143,6 @@ def train(
     tree = _with_rewards(tree, rewards) if rewards else tree
     given = {"train": train_data, "val": val_data}
     files = {f"{split}_jsonl": _file_of(data, split, tree) for split, data in given.items() if data is not None}
-    if "train_jsonl" in files and _at(tree, "custom.val_jsonl") is None:
-        files.setdefault("val_jsonl", files["train_jsonl"])
     tree = merge(tree, {"custom": files})
     made = make(tree)
     if train_config(made, config_path="python", resume=existing == "resume", overwrite=existing == "overwrite"):

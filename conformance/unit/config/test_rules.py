@@ -171,7 +171,7 @@ def test_a_step_of_several_micro_batches_is_shown_as_one_of_as_many_samples():
 
 
 OF_HUB = ("custom.train_jsonl=null", "custom.val_jsonl=null", "custom.dataset.source=cppe-5")
-DATASET, BOX = "custom.dataset", "custom.dataset.box=xywh"
+DATASET, BOX, EVAL_SCENES = "custom.dataset", "custom.dataset.box=xywh", "training.eval_scenes"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,12 @@ DATASET, BOX = "custom.dataset", "custom.dataset.box=xywh"
         ((*OF_HUB, BOX, f"{DATASET}.streaming=true", f"{DATASET}.take=9"), []),
         ((OF_HUB[0], OF_HUB[2], BOX), [("two-data-sets", "custom.val_jsonl")]),
         ((OF_HUB[0],), [("missing-key", "custom.train_jsonl")]),
-        ((OF_HUB[1],), [("missing-key", "custom.val_jsonl")]),
+        ((OF_HUB[1],), []),
+        ((OF_HUB[1], "training.eval_steps=5"), [("nothing-to-evaluate", "training.eval_steps")]),
+        (
+            (*OF_HUB, BOX, f"{DATASET}.val=null", "training.eval_steps=5"),
+            [("nothing-to-evaluate", "training.eval_steps")],
+        ),
     ],
 )
 def test_a_data_set_is_named_once_and_says_what_its_columns_are(overrides, problems):

@@ -74,6 +74,25 @@ def test_records_and_functions_make_a_run(tmp_path):
     assert (out / "checkpoint-1").exists()
 
 
+@pytest.mark.scenario(clauses=["data-ownership/evaluations-are-of-held-out-samples#1"])
+def test_what_a_run_learns_from_is_not_evaluated(tmp_path):
+    out = train(keys(tmp_path), train_data=DATA, rewards=[right])
+    events = list(read_journal(out / JOURNAL))
+    assert {event["purpose"] for event in events if event["event"] == "generated"} == {"train"}
+    assert not [event for event in events if event["event"] == "evaluated"]
+    assert "there are no held-out samples to evaluate" in (out / "run.html").read_text()
+    with refused("nothing-to-evaluate", "training.eval_steps"):
+        train(keys(tmp_path / "other") | {"training.eval_steps": 1}, train_data=DATA, rewards=[right])
+
+
+@pytest.mark.scenario(clauses=["data-ownership/evaluations-are-of-held-out-samples#2"])
+def test_the_evaluation_before_the_first_step_can_be_left_out(tmp_path):
+    out = train(
+        keys(tmp_path) | {"training.eval_on_start": False}, train_data=DATA[1:], val_data=DATA[:1], rewards=[right]
+    )
+    assert [event["step"] for event in read_journal(out / JOURNAL) if event["event"] == "evaluated"] == [1]
+
+
 @pytest.mark.parametrize("function", [lambda answer, sample: 1.0, partial(right, sample=None)])
 def test_a_function_without_a_name_is_refused_before_anything_is_written(tmp_path, function):
     with refused("reward-not-importable", "rewards"):

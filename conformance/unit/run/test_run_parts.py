@@ -168,7 +168,6 @@ def test_a_run_is_evaluated_once_before_and_once_after(
     monkeypatch.setattr(run, "_watch", lambda *_: watcher)
     monkeypatch.setattr(run, "_count_steps", lambda _: 6)
     monkeypatch.setattr(run, "was_evaluated", lambda *_: not begins)
-    monkeypatch.setattr(run, "check_metric", lambda *_: None)
     monkeypatch.setattr(run, "_warn_about_rng", lambda *_: noted.append("warned"))
     monkeypatch.setattr(run, "_tell_result", lambda _, interrupted_at: noted.append(interrupted_at))
     assert run._train(trainer, config_with(*GRPO), checkpoint, ExitStack()) == code

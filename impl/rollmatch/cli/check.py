@@ -37,7 +37,8 @@ def _check(options: argparse.Namespace) -> None:
     prompts = _prompts(config, train, val)
     print(resolved_yaml(config))
     print(f"train: {_count(train)}  ({origin_of(config.custom, 'train')})")
-    print(f"val: {_count(val)}  ({origin_of(config.custom, 'val')})")
+    is_evaluated = config.custom.is_evaluated
+    print(f"val: {_count(val)}  ({origin_of(config.custom, 'val')})" if is_evaluated else "val: none; not evaluated")
     print(f"longest segment: {config.global_max_length} tokens, prompt and response: {max_model_len(config)} tokens")
     for line in prompts:
         print(line)
@@ -60,6 +61,7 @@ def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) 
         f"{name} prompts: at most {fit.longest} tokens ({fit.origin}), {fit.limit} fit; "
         f"{fit.num_skipped} skipped, {fit.num_cut} truncated"
         for name, fit in zip(("train", "val"), found)
+        if fit.samples
     ]
 
 

@@ -258,7 +258,7 @@ class CustomConfig(Section):
     train_jsonl: Text | None = Field(default=None, examples=["data/train.jsonl"])
     """Training samples, one JSON object per line. Required, unless there is a dataset."""
     val_jsonl: Text | None = Field(default=None, examples=["data/val.jsonl"])
-    """Evaluation samples, one JSON object per line. Required, unless there is a dataset."""
+    """Held-out samples for evaluations, one JSON object per line; null: the run is not evaluated."""
     dataset: DatasetConfig | None = None
     """A Hugging Face data set in place of both files."""
     image_root: Text | None = None
@@ -289,6 +289,11 @@ class CustomConfig(Section):
     def learns_from_rollouts(self) -> bool:
         """Whether the policy generates what it learns from."""
         return self.trainer_variant != "sft"
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether there are held-out samples."""
+        return (self.val_jsonl if self.dataset is None else self.dataset.val) is not None
 
     @property
     def chat_system(self) -> str | None:

@@ -45,8 +45,8 @@ class DatasetConfig(Section):
     """Commit or tag on the hub; name a commit where a run is to be repeated exactly."""
     train: Text = "train"
     """Split of the training samples, such as train or train[:90%], or a file pattern."""
-    val: Text = "validation"
-    """Split of the evaluation samples, or a file pattern."""
+    val: Text | None = "validation"
+    """Split of the evaluation samples, or a file pattern; null: the run is not evaluated."""
     streaming: bool = False
     """Read only the first take records, without downloading the rest; they are stored in the cache of datasets."""
     take: Count | None = None

@@ -82,8 +82,8 @@ def _check_servers(config: RunConfig) -> Iterator[ConfigError]:
 
 def _check_data(config: RunConfig) -> Iterator[ConfigError]:
     for name in ("train_jsonl", "val_jsonl") if config.custom.dataset is None else ():
-        path = Path(getattr(config.custom, name))
-        if not path.is_file():
+        given = getattr(config.custom, name)
+        if given is not None and not (path := Path(given)).is_file():
             remedy = "Name a JSONL file; relative paths start at the working directory."
             yield ConfigError(f"{path} is not a file", code="data-file-missing", key=f"custom.{name}", remedy=remedy)
     root = config.custom.image_root

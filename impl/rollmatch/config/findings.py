@@ -81,7 +81,6 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "warmup_ratio": "Write warmup_steps: a value below 1 is a share of all steps, such as 0.03.",
         "eval_strategy": "Set training.eval_steps; 0 evaluates before and after training only.",
         "evaluation_strategy": "Set training.eval_steps; 0 evaluates before and after training only.",
-        "eval_on_start": "Remove it: there is an evaluation before training.",
         "logging_strategy": "Set training.logging_steps.",
         "logging_dir": "Remove it: logs are in training.output_dir.",
         "overwrite_output_dir": "Remove it, and start with --overwrite.",

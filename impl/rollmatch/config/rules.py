@@ -216,6 +216,14 @@ def _early_stopping(config: RunConfig) -> Iterator[ConfigError]:
             yield ConfigError(problem, code="argument-has-own-key", key=key, remedy="Remove it.")
 
 
+def _evaluations(config: RunConfig) -> Iterator[ConfigError]:
+    for name in ("eval_steps", "eval_scenes") if not config.custom.is_evaluated else ():
+        if getattr(config.training, name):
+            problem, key = "is set, but there are no samples to evaluate", f"training.{name}"
+            remedy = "Name held-out samples (custom.val_jsonl, custom.dataset.val or eval_dataset), or remove it."
+            yield ConfigError(problem, code="nothing-to-evaluate", key=key, remedy=remedy)
+
+
 def _reporters(config: RunConfig) -> Iterator[ConfigError]:
     names = config.training.report_to
     if len(set(names)) != len(names) or ("none" in names and len(names) > 1):
@@ -226,7 +234,7 @@ def _reporters(config: RunConfig) -> Iterator[ConfigError]:
 def _files_or_dataset(config: RunConfig) -> Iterator[ConfigError]:
     for name in ("train_jsonl", "val_jsonl"):
         is_set, key = getattr(config.custom, name) is not None, f"custom.{name}"
-        if config.custom.dataset is None and not is_set:
+        if config.custom.dataset is None and not is_set and name == "train_jsonl":
             remedy = "Name a JSONL file, or describe a Hugging Face data set in custom.dataset."
             yield ConfigError("is missing", code="missing-key", key=key, remedy=remedy)
         if config.custom.dataset is not None and is_set:
@@ -263,6 +271,7 @@ def _of_rollout(*names: str) -> tuple[str, ...]:
     return tuple(f"{ROLLOUT_MATCHING}.{name}" for name in names)
 
 
+_DATA = ("custom.val_jsonl", "custom.dataset")
 _PRECISION = ("bf16", "optim", "allow_half_weights")
 _SYNC = _of_rollout("rollout_backend", "vllm.mode", "vllm.sync.mode", "vllm.enable_lora")
 _LENGTHS = _of_rollout("max_new_tokens", "vllm.max_model_len")
@@ -287,8 +296,9 @@ RULES: tuple[Rule, ...] = (
     *BATCH_RULES,
     Rule(reads=("training.extra_arguments",), check=_extra_arguments),
     Rule(reads=("training.early_stopping", "training.eval_steps"), check=_early_stopping),
+    Rule(reads=("training.eval_steps", "training.eval_scenes", *_DATA), check=_evaluations),
     Rule(reads=("training.report_to",), check=_reporters),
-    Rule(reads=("custom.train_jsonl", "custom.val_jsonl", "custom.dataset"), check=_files_or_dataset),
+    Rule(reads=("custom.train_jsonl", *_DATA), check=_files_or_dataset),
     Rule(reads=("custom.dataset",), check=_box),
     Rule(reads=("custom.dataset", "custom.trainer_variant"), check=_questions),
     Rule(reads=("custom.dataset",), check=_stream),

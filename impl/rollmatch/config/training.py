@@ -299,8 +299,10 @@ class TrainingConfig(Section):
     """Steps between log lines. Unit: optimizer steps."""
     eval_steps: Index = 0
     """Steps between evaluations; 0 evaluates only before and after training. Unit: optimizer steps."""
+    eval_on_start: bool = True
+    """Evaluate before the first step, which the end is compared with."""
     eval_scenes: Count | None = None
-    """Evaluate only the first samples of val_jsonl; null evaluates all. Unit: samples."""
+    """Evaluate only the first held-out samples; null evaluates all. Unit: samples."""
     early_stopping: EarlyStopping | None = None
     """When to end training before max_steps; null never does."""
     callbacks: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()

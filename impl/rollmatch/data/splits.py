@@ -15,7 +15,12 @@ Split = Literal["train", "val"]
 def load_split(
     custom: CustomConfig, split: Split, *, ordering: str | None = None, skipped: list[DataError] | None = None
 ) -> Sequence[Sample]:
-    """All samples of a split, checked. Errors: those of ``load_samples`` and of ``load_hub_samples``."""
+    """All samples of a split, checked; none where there is no such split.
+
+    Errors: those of ``load_samples`` and of ``load_hub_samples``.
+    """
+    if split == "val" and not custom.is_evaluated:
+        return ()
     order: Literal["as_given", "sorted"] = "as_given" if ordering == "as_given" else custom.object_ordering
     systems = SystemMessages(chats=custom.chat_system, objects=custom.prompts.system)
     if custom.dataset is None:

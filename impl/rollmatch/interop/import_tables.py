@@ -98,7 +98,7 @@ SWIFT_BATCH = 16
 """Completions of an optimizer step of ms-swift where ``gradient_accumulation_steps`` is not given."""
 PROMPT_ROOM = 512
 """Tokens for prompts where the source has no limit: the former default of both."""
-NEEDED = ("model.model", "custom.train_jsonl", "custom.val_jsonl", "training.output_dir", f"{GRPO}.rewards")
+NEEDED = ("model.model", "custom.train_jsonl", "training.output_dir", f"{GRPO}.rewards")
 DATASET = "custom.dataset.source"
 """Stands for both JSONL files."""
 USED_TOGETHER = (

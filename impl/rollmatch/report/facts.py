@@ -91,6 +91,8 @@ def _when(unix_seconds: float | None) -> str:
 def _samples(run: Event) -> str:
     evaluated, validation = run.get("num_eval_samples"), run.get("num_val_samples")
     kind = "validation" if evaluated in (None, validation) else f"validation ({plain(evaluated, digits=0)} evaluated)"
+    if validation == 0:
+        return f"{plain(run.get('num_train_samples'), digits=0)} training, none to evaluate"
     counts = [(run.get("num_train_samples"), "training"), (validation, kind)]
     return ", ".join(f"{plain(count, digits=0)} {kind}" for count, kind in counts if count is not None)
 

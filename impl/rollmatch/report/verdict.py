@@ -192,6 +192,8 @@ def _status(history: History) -> tuple[str, str]:
 
 def _headline(history: History, changes: Sequence[Change]) -> str:
     if not changes:
+        if history.run.get("num_val_samples") == 0:
+            return f"{_steps(len(history.steps))}; there are no held-out samples to evaluate."
         return "Not evaluated yet." if history.steps else "No step and no evaluation yet."
     if len(history.evaluations) == 1:
         step = history.evaluations[0]["step"]

@@ -10,7 +10,6 @@ from types import FrameType
 
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from rollmatch.config import RunConfig
 from rollmatch.errors import ConfigError
 from rollmatch.records import NUM_BINS, rounded
 from rollmatch.report.console import StepConsole
@@ -142,7 +141,8 @@ class EarlyStop(EarlyStoppingCallback):  # type: ignore[misc]
         metrics: dict[str, float],
         **others: object,
     ) -> None:
-        """As transformers, and say why training ends."""
+        """As transformers, and say why training ends. Errors: those of ``check_metric``."""
+        check_metric(args.metric_for_best_model, metrics)
         super().on_evaluate(args, state, control, metrics, **others)
         if self.early_stopping_patience_counter >= self.early_stopping_patience and state.is_world_process_zero:
             print(
@@ -187,14 +187,13 @@ def boxes_of(scene: Scene) -> dict[str, dict[str, object]]:
     return drawn
 
 
-def check_metric(config: RunConfig, metrics: Mapping[str, float]) -> None:
-    """Early stopping watches a metric that the first evaluation has. Errors: ``ConfigError``."""
-    stopping = config.training.early_stopping
+def check_metric(metric: str, metrics: Mapping[str, float]) -> None:
+    """Early stopping watches a metric that the evaluations have. Errors: ``early-stopping-metric``."""
     known = sorted(name.removeprefix("eval_") for name in metrics)
     names = [name for name in known if name not in OF_THE_MACHINE]
-    if stopping is not None and stopping.metric.removeprefix("eval_") not in names:
+    if metric.removeprefix("eval_") not in names:
         raise ConfigError(
-            f"{stopping.metric!r} is no metric of the evaluations",
+            f"{metric!r} is no metric of the evaluations",
             code="early-stopping-metric",
             key="training.early_stopping.metric",
             remedy=f"Name one of: {', '.join(names)}.",

@@ -103,6 +103,10 @@ def _check(config: RunConfig) -> None:
 
 def _load(config: RunConfig, options: argparse.Namespace) -> Sequence[Sample]:
     skipped: list[DataError] | None = [] if options.skip_bad else None
+    if options.split == "val" and not config.custom.is_evaluated:
+        problem = "the run has no held-out samples"
+        remedy = "Name some (--set custom.val_jsonl=FILE), or evaluate --split train."
+        raise ConfigError(problem, code="nothing-to-evaluate", key="--split", remedy=remedy)
     samples = load_split(config.custom, options.split, ordering="as_given", skipped=skipped)
     for error in skipped or ():
         print(f"skipped: {error}", file=sys.stderr)

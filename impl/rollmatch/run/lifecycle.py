@@ -31,7 +31,7 @@ from rollmatch.records import Sample, rounded
 from rollmatch.report.console import StepConsole, print_before_after, print_header
 from rollmatch.report.page import write_page
 from rollmatch.run.assemble import make_arguments, make_parts, read_policy
-from rollmatch.run.callbacks import EarlyStop, RunWatcher, SceneImages, check_metric
+from rollmatch.run.callbacks import EarlyStop, RunWatcher, SceneImages
 from rollmatch.run.computing import memory_figures, prepare_layers
 from rollmatch.run.directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.run.plugins import load_callbacks
@@ -133,11 +133,11 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None, 
     """Evaluate, train, evaluate; signals are taken as long as ``listening`` lasts, from the first step on."""
     directory, journal, began = Path(config.training.output_dir), trainer.source.journal, time.perf_counter()
     is_primary = trainer.source.ranks.is_primary
-    total = _count_steps(trainer)
+    total, evaluates = _count_steps(trainer), bool(trainer.eval_dataset)
     with StepConsole(total) if is_primary else _Nobody() as console:
         watcher = _watch(trainer, config, console)
-        if not was_evaluated(directory, trainer.source.ranks):
-            check_metric(config, trainer.evaluate())
+        if evaluates and config.training.eval_on_start and not was_evaluated(directory, trainer.source.ranks):
+            trainer.evaluate()
         if checkpoint is not None:
             _warn_about_rng(checkpoint, trainer.source.ranks)
         listening.enter_context(watcher.listening())
@@ -146,7 +146,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None, 
     if stop_signal is not None:
         journal.write("interrupted", step=step, signal=stop_signal)
     else:
-        if watcher.evaluated_at != step:  # else eval_steps has just done it
+        if evaluates and watcher.evaluated_at != step:  # else eval_steps has just done it
             trainer.evaluate()
         journal.write("finished", step=step, seconds=rounded(time.perf_counter() - began))
     if is_primary:

@@ -52,7 +52,8 @@ def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]
     samples: list[Sequence[Sample]] = []
     splits: tuple[Split, Split] = ("train", "val")
     for split in splits:
-        if config.custom.dataset is not None or Path(origin_of(config.custom, split)).is_file():
+        is_file = config.custom.dataset is None and (split == "train" or config.custom.is_evaluated)
+        if not is_file or Path(origin_of(config.custom, split)).is_file():
             _collect(errors, partial(_load_into, samples, config, split))
     if errors:
         raise ErrorList(errors)

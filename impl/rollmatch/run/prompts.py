@@ -64,6 +64,8 @@ def fit_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]
     ``overlong: error``, or where no sample is left.
     """
     everything, limit = samples, effective.max_prompt_len(config)
+    if not samples:
+        return PromptFit(samples=(), lengths=(), longest=0, origin="", limit=limit, num_skipped=0, num_cut=0)
     samples = samples if config.overlong == "skip" else spread(samples)
     lengths = _lengths_of(template, samples)
     longest, place = max((length, -place) for place, length in enumerate(lengths))

@@ -231,8 +231,14 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
     def evaluate(
         self, eval_dataset: Sequence[Sample] | None = None, ignore_keys: object = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """One rollout per held-out sample; metrics get the prefix, the record goes to the run directory."""
+        """One rollout per held-out sample; metrics get the prefix, the record goes to the run directory.
+
+        Errors: ``nothing-to-evaluate``.
+        """
         samples: Sequence[Sample] = self.eval_dataset if eval_dataset is None else eval_dataset
+        if not samples:
+            problem, remedy = "there are no held-out samples", "Name some; what a run learns from is not evaluated."
+            raise LaunchError(problem, code="nothing-to-evaluate", key="eval_dataset", remedy=remedy)
         report, began = StepReport(step=self.state.global_step, objective=self.learner.objective), time.perf_counter()
         self.split()
         self.sync(report)
