@@ -48,15 +48,18 @@ def test_what_a_chat_template_does_not_write_is_named_with_the_sample(tmp_path, 
         template.prompt_length(replace(ASKED, **fields))
 
 
-@pytest.mark.parametrize(("name", "takes_tools"), [("qwen3", True), ("llama3_1", False)])
-def test_real_templates_write_tools_or_are_refused(name, takes_tools):
+@pytest.mark.parametrize("name", ["qwen3", "llama3_1", "mistral_nemo", "mistral_v3", "gptoss"])
+def test_real_templates_write_tools(name):
     template = Template(fetch_tokenizer(name), system="", user="", any_chat=True)
     sample = replace(ASKED, tools=(TOOL,))
-    if takes_tools:
-        assert "add" in template.vocabulary.text(template.prompt_token_ids(sample))
-        return
+    assert "add" in template.vocabulary.text(template.prompt_token_ids(sample))
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma3", "deepseek_v3", "llama2", "smollm2"])
+def test_real_templates_that_leave_tools_out_are_refused(name):
+    template = Template(fetch_tokenizer(name), system="", user="", any_chat=True)
     with refused("prompt-not-rendered", "x.jsonl:7", problem="the tool add"):
-        template.prompt_token_ids(sample)
+        template.prompt_token_ids(replace(ASKED, tools=(TOOL,)))
 
 
 @pytest.mark.scenario(clauses=["rollout-backends/a-prompt-is-rendered-whole-or-refused#2"])
@@ -97,8 +100,9 @@ def test_calls_of_tools_reach_the_chat_template(tmp_path):
         ("qwen3", {}, None),
         ("qwen3", {"enable_thinking": False}, "before a turn that is over"),
         ("llama3", {}, None),
-        ("gptoss", {}, "<|end|>"),
+        ("gptoss", {}, "<|channel|>final<|message|>' before a turn that is over"),
         ("llama2", {}, "before a turn that is over"),
+        ("mistral_v3", {}, "before a turn that is over"),
     ],
 )
 def test_an_episode_of_a_real_model_is_the_whole_chat_or_refused(name, chat, problem):

@@ -49,6 +49,8 @@ def test_a_tokenizer_without_a_fast_form_is_refused_by_name():
 
 ENDS = {
     "qwen3": ("<|im_end|>", "<|endoftext|>"),
+    "qwen3_vl": ("<|im_end|>", "<|endoftext|>"),
+    "smollm2": ("<|im_end|>",),
     "llama3": ("<|eot_id|>", "<|end_of_text|>"),
     "llama3_1": ("<|eot_id|>", "<|end_of_text|>", "<|reserved_special_token_4|>"),
     "gemma3": ("<end_of_turn>", "<eos>"),
