@@ -146,7 +146,7 @@ def errors() -> Iterator[str]:
             wrong, todo = (list(dict.fromkeys(cell)) for cell in cells)
             lines.append((f"`{code}`", "; ".join(wrong) or SEE_MESSAGE, " ".join(todo) or otherwise))
         yield f"## {branch}\n\n{first_paragraph(classes[branch])}"
-        yield table(("Code", "Rule, or what is wrong", "What to do"), lines)
+        yield table(("Code", "What is wrong", "What to do"), lines)
 
 
 def error_calls(trees: list[ast.Module], classes: Classes) -> Iterator[tuple[str, Mapping[str, list[str]]]]:

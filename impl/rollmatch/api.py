@@ -43,13 +43,13 @@ FIELDS = ("images", "objects", "width", "height", "metadata", "messages", "promp
 
 
 class RewardNotImportable(ConfigError):
-    """A reward function has a name in its module, so that the run's files can say which one it was."""
+    """A reward function has no name in its module by which the run's files could say which one it was."""
 
     code = "reward-not-importable"
 
 
 class RecordNotJson(DataError):
-    """Records hold texts, numbers, lists and mappings; images are paths."""
+    """A record holds something other than texts, numbers, lists and mappings; images are paths."""
 
     code = "record-not-json"
 

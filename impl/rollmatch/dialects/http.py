@@ -37,19 +37,19 @@ Outcome = TypeVar("Outcome", covariant=True)
 
 
 class TransportFailed(RolloutError):
-    """The connection to the server holds from the question to the end of the answer."""
+    """The connection to the server broke between the question and the end of the answer."""
 
     code = "transport-failed"
 
 
 class CallTimeout(RolloutError):
-    """The server answers a call with a time limit within it."""
+    """The server did not answer a call within its time limit."""
 
     code = "call-timeout"
 
 
 class ServerRefused(RolloutError):
-    """The server accepts the call; ``code`` is the server's own if it sent one."""
+    """The server refused the call; ``code`` is the server's own if it sent one."""
 
     code = "server-refused"
 
@@ -60,7 +60,7 @@ class ServerRefused(RolloutError):
 
 
 class ReplyMalformed(RolloutError):
-    """A reply is what the dialect says, and holds ids for every request."""
+    """A reply is not what the dialect says, or holds no ids for a request."""
 
     code = "reply-malformed"
 

@@ -36,13 +36,13 @@ _POLL_S = 0.25
 
 
 class ServerUnreachable(RolloutError):
-    """A server named in the configuration answers."""
+    """A server named in the configuration does not answer."""
 
     code = "server-unreachable"
 
 
 class InferTimeout(RolloutError):
-    """A generate call is answered within ``infer_timeout_s``."""
+    """A generate call was not answered within ``infer_timeout_s``."""
 
     code = "infer-timeout"
 

@@ -15,13 +15,13 @@ _SHORTEST_LOOK_S = 0.25
 
 
 class ServerDied(RolloutError):
-    """A server stays alive until its call returns."""
+    """A server died before its call returned."""
 
     code = "server-died"
 
 
 class CallStalled(RolloutError):
-    """Every response of a call grows while the call waits for it."""
+    """No response of a call grew while the call waited for it."""
 
     code = "call-stalled"
 

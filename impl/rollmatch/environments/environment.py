@@ -53,7 +53,7 @@ METHODS = ("reset", "clone", "step", "fingerprint")
 
 
 class EnvironmentUnknown(ConfigError):
-    """An environment is named as module:Class, and can be imported."""
+    """An environment is not named as module:Class, or cannot be imported."""
 
     code = "environment-unknown"
 

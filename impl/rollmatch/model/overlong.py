@@ -11,7 +11,7 @@ Overlong = Literal["error", "skip", "truncate_left"]
 
 
 class SegmentTooLong(LearnError):
-    """No segment is longer than ``global_max_length``; ``key`` is the sample's origin."""
+    """A segment is longer than ``global_max_length``; ``key`` is the sample's origin."""
 
     code = "segment-too-long"
 

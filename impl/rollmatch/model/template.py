@@ -34,7 +34,7 @@ from rollmatch.records import Rollout, Sample
 
 
 class PromptUncuttable(ConfigError):
-    """A prompt that is to be cut has enough text beside its framing and images."""
+    """A prompt that is to be cut has not enough text beside its framing and images."""
 
     code = "prompt-too-long"
 

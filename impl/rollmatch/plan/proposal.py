@@ -13,7 +13,7 @@ from rollmatch.plan.workload import splits_of
 
 
 class NothingFits(LaunchError):
-    """Some split of the GPUs fits engine and learner."""
+    """No split of the GPUs fits engine and learner."""
 
     code = "nothing-fits"
 

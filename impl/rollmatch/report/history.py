@@ -24,7 +24,7 @@ ENDINGS = frozenset({"finished", "interrupted"})
 
 
 class JournalLineBroken(DataError):
-    """Every terminated journal line is a JSON object with ``event``, and ``step`` where its kind has one."""
+    """A terminated journal line is no JSON object with ``event``, and ``step`` where its kind has one."""
 
     code = "journal-line-broken"
 

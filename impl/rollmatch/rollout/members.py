@@ -17,7 +17,7 @@ POLL_S = 0.25
 
 
 class ServerLost(RolloutError):
-    """A server's share moves to the others."""
+    """A server was lost; its share moves to the others."""
 
     code = "server-lost"
 

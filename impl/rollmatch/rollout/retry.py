@@ -42,7 +42,7 @@ class WaitClock(Protocol):
 
 
 class ServerRestarted(RolloutError):
-    """A server keeps its weights from a sync to the end of the calls that follow."""
+    """A server lost its weights between a sync and the end of the calls that follow."""
 
     code = "server-restarted"
 

@@ -20,13 +20,13 @@ Loaded = TypeVar("Loaded")
 
 
 class CallbackUnknown(ConfigError):
-    """A callback is named as module:class, can be imported, and is made without arguments."""
+    """A callback is not named as module:class, cannot be imported, or cannot be made without arguments."""
 
     code = "callback-unknown"
 
 
 class AnswerFormatUnknown(ConfigError):
-    """An answer format is one of the four by name, or a class that derives from ``AnswerFormat``."""
+    """An answer format is neither one of the four names nor a class that derives from ``AnswerFormat``."""
 
     code = "answer-format-unknown"
 

@@ -15,7 +15,7 @@ _SAME_MODEL = "Serve the model that is trained."
 
 
 class AnnouncementInvalid(SyncError):
-    """An announcement is consistent in itself.
+    """An announcement contradicts itself.
 
     ``code``: ``tensor-repeated``, ``bucket-invalid``, ``adapter-invalid`` or ``digest-mismatch``.
     """

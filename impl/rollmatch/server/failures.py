@@ -71,7 +71,7 @@ class Refusal(RolloutError):
 
 
 class WorkerDead(RolloutError):
-    """Every worker of the server is alive."""
+    """A worker process of the server died."""
 
     code = "worker-dead"
     status = HTTPStatus.SERVICE_UNAVAILABLE

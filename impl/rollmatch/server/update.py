@@ -155,7 +155,7 @@ PAUSED = frozenset({Incoming.COMMITTING, Incoming.DRAINING, Incoming.WRITING})
 
 
 class CommunicatorRefused(SyncError):
-    """One learner at a time has a communicator, opened once and before weights are announced.
+    """A second learner asked for a communicator, or it was opened twice, or after weights had been announced.
 
     ``code``: ``communicator-missing``, ``communicator-already-open`` or ``client-already-attached``.
     """
@@ -164,7 +164,7 @@ class CommunicatorRefused(SyncError):
 
 
 class UpdateRefused(SyncError):
-    """One update at a time, each with a newer version; what is committed was staged.
+    """An update came during another one, with a version that is not newer, or was committed before it was staged.
 
     ``code``: ``update-in-progress``, ``version-not-newer``, ``nothing-staged``, ``announcement-unknown``,
     ``sync-dropped`` or ``weights-broken``.

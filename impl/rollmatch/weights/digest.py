@@ -46,7 +46,7 @@ MIX = MixConstants()
 
 
 class DigestMismatch(SyncError):
-    """What a server holds is bit for bit what was sent."""
+    """What a server holds is not bit for bit what was sent."""
 
     code = "digest-mismatch"
 

@@ -12,25 +12,25 @@ MIN_SECRET, MAX_WORLD_SIZE = 16, 4096
 
 
 class GroupPortInUse(SyncError):
-    """The worker of rank 0 can listen at the group's address."""
+    """The worker of rank 0 cannot listen at the group's address."""
 
     code = "group-port-in-use"
 
 
 class CommunicatorTimeout(SyncError):
-    """All ranks join the group in time."""
+    """A rank did not join the group in time."""
 
     code = "communicator-timeout"
 
 
 class TransferFailed(SyncError):
-    """A transfer reaches every rank in time."""
+    """A transfer did not reach every rank in time."""
 
     code = "transfer-failed"
 
 
 class GroupAddressInvalid(SyncError):
-    """A group's address has a secret, a rank below its world size, and finite time limits."""
+    """A group's address lacks its secret, a rank below its world size, or finite time limits."""
 
     code = "group-address-invalid"
     status = HTTPStatus.BAD_REQUEST

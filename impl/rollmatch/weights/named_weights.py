@@ -32,7 +32,7 @@ _FULL = "Set sync.mode to full."
 
 
 class AdapterNotSendable(SyncError):
-    """A policy has one active adapter, and nothing beside it learns.
+    """A policy has more than one active adapter, or something beside it learns.
 
     ``code``: ``adapter-missing`` or ``adapter-incomplete``.
     """

@@ -34,7 +34,7 @@ _NCCL_ID = "nccl-id"
 
 
 class NcclNotOpened(SyncError):
-    """NCCL opens between the GPUs of all ranks, each of which is another."""
+    """NCCL did not open between the GPUs of the ranks; two ranks on one GPU are a cause."""
 
     code = "nccl-not-opened"
 

@@ -39,7 +39,7 @@ _SAME_MODEL = "Serve the model that is trained."
 
 
 class TensorMismatch(SyncError):
-    """Learner and server hold the same tensors, with the same shapes and types.
+    """Learner and server do not hold the same tensors with the same shapes and types.
 
     ``code``: ``tensor-unknown``, ``tensor-missing``, ``tensor-shape-mismatch`` or ``tensor-dtype-mismatch``.
     """

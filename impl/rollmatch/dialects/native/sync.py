@@ -26,7 +26,7 @@ _WAIT_S = 0.25
 
 
 class StagingRefused(SyncError):
-    """What is written in place is committed in the same call."""
+    """What was written in place was not committed in the same call."""
 
     code = "in-place-not-staged"
     status = 400

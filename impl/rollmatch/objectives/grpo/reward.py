@@ -25,7 +25,7 @@ RewardFunction = Callable[[str, Sample], float]
 
 
 class RewardUnknown(ConfigError):
-    """A reward is named as module:function, and can be imported."""
+    """A reward is not named as module:function, or cannot be imported."""
 
     code = "reward-unknown"
 

@@ -77,13 +77,13 @@ class MatchedRollout:
 
 
 class DescHoldsAddedToken(TargetError):
-    """A description must not spell an added token: it would stop the answer, or claim a coordinate."""
+    """A description spells an added token: it would stop the answer, or claim a coordinate."""
 
     code = "desc-holds-added-token"
 
 
 class DescChangedByTokenizer(TargetError):
-    """A description must come out of the tokenizer as it went in (a normalizer may rewrite it)."""
+    """A description does not come out of the tokenizer as it went in (a normalizer may rewrite it)."""
 
     code = "desc-changed-by-tokenizer"
 

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 class LayoutUnknown(SyncError):
-    """What a loader does is a set of copies that write every parameter exactly once."""
+    """What a loader does is no set of copies that write every parameter exactly once."""
 
     code = "places-unknown"
 

@@ -28,7 +28,7 @@ _AT_ONCE = 16
 
 
 class AdapterMisfit(SyncError):
-    """An adapter's tensors fit the weight they change."""
+    """An adapter's tensors do not fit the weight they change."""
 
     code = "adapter-invalid"
     status = 400

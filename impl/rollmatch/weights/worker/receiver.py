@@ -31,7 +31,7 @@ class WeightsNotFinite(SyncError):
 
 
 class SyncDropped(SyncError):
-    """A transfer runs until it is complete, unless somebody drops it."""
+    """A transfer was dropped before it was complete."""
 
     code = "sync-dropped"
 
