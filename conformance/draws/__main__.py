@@ -111,11 +111,11 @@ def search(options: argparse.Namespace) -> int:
             if found.is_over:
                 break
             seed(1000 * number + part)(rules(given(draw=runs(ranks=options.ranks))(found.judge)))()
-    except Exception:
+    except Exception as problem:
         if found.failed is None:
             raise
         traceback.print_exc(limit=-3)
-        tell(f"seed {number}: draw {found.found_after} failed; shrunk to {found.failed}/run.yaml")
+        tell(f"seed {number}: draw {found.found_after} failed: {problem}; shrunk to {found.failed}/run.yaml")
         tell((found.failed / "run.yaml").read_text())
         tell(f"again: python -m conformance.draws {found.failed}")
         return 1

@@ -24,9 +24,12 @@ from conformance.draws.strategy import PLAIN, WRONG
 from conformance.oracle.defaults import tree_of
 from conformance.oracle.policy import words_of
 from conformance.oracle.runs import Oracle, Refused
+from conformance.oracle.sampling import TooClose
 from rollmatch.errors import RollmatchError
 
 TOLERANCE = 1e-4
+STEEP = 1e4
+"""A gradient's norm above which float32 says nothing of its small elements, which Adam moves like large ones."""
 FIGURES = ("loss", "grad_norm", "kl", "clip_share", "ratio_mean", "drift", "correction_mean", "entropy")
 FIGURES += ("loss_ce", "loss_coord")
 DROPOUT = functional.dropout
@@ -37,7 +40,7 @@ class Disagreement(AssertionError):
 
 
 def judge(draw: dict, folder: Path, models: Path) -> None:
-    """Run both. Errors: ``Disagreement``, ``TooClose``."""
+    """Run both. Errors: ``Disagreement``, ``TooClose`` (of steep gradients after all that came before was compared)."""
     if draw.get("wrong"):
         check_refused(draw, folder, model_directory(draw["family"], models))
         return
@@ -150,6 +153,8 @@ def compare_step(journals: list, oracle: Oracle, step: int, expected) -> None:
     for name in FIGURES:
         if name in expected.figures:
             close(f"{name} of step {step}", found[name], expected.figures[name])
+    if expected.figures.get("grad_norm", 0) > STEEP:
+        raise TooClose
     file = "adapter_model" if oracle.policy.adapts else "model"
     saved = load_file(oracle.run / f"checkpoint-{step + 1}" / f"{file}.safetensors")
     for name, (weight, before) in expected.weights.items():

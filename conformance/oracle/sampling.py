@@ -10,7 +10,7 @@ MARGIN = 3e-5
 
 
 class TooClose(Exception):
-    """Rounding may decide what is sampled: nothing can be said about this run."""
+    """Rounding may decide what is sampled or learnt: nothing can be said about the rest of this run."""
 
 
 @torch.no_grad()
