@@ -10,9 +10,7 @@ from conformance.draws.__main__ import search
 
 @pytest.mark.slow
 def test_drawn_runs_agree_with_the_oracle(capsys):
-    """10 draws every day, 150 in CI, as far as four minutes go; the seed is the day's number where none is set."""
+    """10 draws, 150 in CI, as far as four minutes go; always of one seed: the command above looks for new ones."""
     draws = 150 if "ROLLMATCH_STRICT" in os.environ else 10
-    number = os.environ.get("ROLLMATCH_ORACLE_SEED")
-    seed = int(number) if number else None
-    options = SimpleNamespace(draws=draws, seconds=240, seed=seed, ranks=None, shrink_seconds=60)
+    options = SimpleNamespace(draws=draws, seconds=240, seed=7, ranks=None, shrink_seconds=60)
     assert search(options) == 0, capsys.readouterr().out
