@@ -9,7 +9,7 @@ from conformance.doubles.answers import BOX, FAR_BOX, answer, box, element, ids,
 from conformance.doubles.records import make_rollout
 from conformance.doubles.tokenizer import make_vocabulary
 from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRules
-from rollmatch.objectives.rollout_matching.objective import describe_scene, score
+from rollmatch.objectives.rollout_matching.objective import describe_scene, parts_of, summarize
 from rollmatch.objectives.rollout_matching.target import RolloutMatching
 from rollmatch.records import Sample
 from rollmatch.training.evaluation import write_evaluation
@@ -63,9 +63,11 @@ def test_each_prediction_names_its_partner_and_how_well_it_fits():
 
 def test_scores_are_over_all_scenes():
     samples = [sample(box(), box(*FAR_BOX)), sample(box(), sample_id=5)]
-    metrics = score(samples, [rollout(answer(element())), rollout("nothing")], MATCHING)
+    _, reports = MATCHING.make_segments(samples, [rollout(answer(element())), rollout("nothing")])
+    metrics, parts = summarize(reports), parts_of(reports)
     assert (metrics["precision"], metrics["recall"], metrics["f1"]) == (1.0, 1 / 3, 2 / 4)
-    assert (metrics["invalid_rate"], metrics["num_scenes"]) == (0.5, 2.0)
+    assert metrics["invalid_rate"] == 0.5
+    assert (parts["f1"], parts["invalid_rate"]) == ([(2, 3), (0, 1)], [(0, 1), (1, 1)])
     assert {type(value) for value in metrics.values()} == {float}
 
 

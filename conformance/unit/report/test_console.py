@@ -10,6 +10,7 @@ from rich.text import Text
 
 from conformance.doubles.runs import evaluated_event, run_event, step_events
 from rollmatch.report.console import StepConsole, make_console, print_before_after, print_header, print_line, step_line
+from rollmatch.report.verdict import compare
 
 
 class Terminal(io.StringIO):
@@ -108,7 +109,7 @@ def rows(text):
 def test_the_final_table_has_changes_and_their_sense():
     stream = io.StringIO()
     before, after = evaluated_event(0)["metrics"], evaluated_event(60, mean_iou=0.4, recall=float("nan"))["metrics"]
-    print_before_after(before, after | {"precision": 0.2}, stream=stream)
+    print_before_after(compare(before, after | {"precision": 0.2}), stream=stream)
     assert rows(stream.getvalue())[2:] == [
         "F1 0.120 0.820 +0.700 \u25b2 better",
         "F1, desc too 0.050 0.650 +0.600 \u25b2 better",
@@ -125,7 +126,7 @@ def test_names_and_figures_are_shown_as_they_are_and_columns_are_not_broken(monk
     monkeypatch.setenv("COLUMNS", "47")
     stream = Terminal()
     figures = {"reward": 1.0, "reward/:smile: [red] 12": 0.5, "truncated_rate": 0.5}
-    print_before_after(figures, figures | {"reward": 2.0, "truncated_rate": 0.25}, stream=stream)
+    print_before_after(compare(figures, figures | {"reward": 2.0, "truncated_rate": 0.25}), stream=stream)
     print_line(Text(f":smile: 12{' more' * 20}"), make_console(stream))
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue()).splitlines()]
     assert lines[2] == "Reward      1.000   2.000     +1.000   \u25b2 better"
@@ -136,7 +137,7 @@ def test_names_and_figures_are_shown_as_they_are_and_columns_are_not_broken(monk
 
 def test_an_ascii_stream_gets_ascii():
     stream = ascii_stream()
-    print_before_after({"f1": 0.25, "mean_iou": 0.5}, {"f1": 0.5, "mean_iou": 0.25}, stream=stream)
+    print_before_after(compare({"f1": 0.25, "mean_iou": 0.5}, {"f1": 0.5, "mean_iou": 0.25}), stream=stream)
     print_header({"model": "modèle"}, stream=stream)
     with StepConsole(60, stream) as console:
         console.note("\u2192 done")

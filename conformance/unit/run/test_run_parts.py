@@ -137,10 +137,13 @@ def test_ranks_stop_by_the_first_signal_that_any_of_them_has_received(received, 
 def test_the_end_shows_the_first_and_the_last_evaluation(
     monkeypatch, capsys, tmp_path, num_evaluations, stopped, lines
 ):
-    events = [{"event": "evaluated", "metrics": number} for number in range(num_evaluations)]
-    (tmp_path / run.JOURNAL).write_text("".join(f"{json.dumps(event)}\n" for event in [{"event": "step"}, *events]))
+    events = [
+        {"event": "evaluated", "step": number, "metrics": {"reward": number}} for number in range(num_evaluations)
+    ]
+    (tmp_path / run.JOURNAL).write_text("".join(f"{json.dumps(event)}\n" for event in events))
     monkeypatch.setattr(run, "write_page", lambda directory: "p")
-    monkeypatch.setattr(run, "print_before_after", lambda *shown: sys.stdout.write("{} -> {}\n".format(*shown)))
+    shown = "{0.before:.0f} -> {0.after:.0f}\n".format
+    monkeypatch.setattr(run, "print_before_after", lambda changes, caption: sys.stdout.write(shown(changes[0])))
     run._tell_result(tmp_path, interrupted_at=stopped)
     assert capsys.readouterr().out.splitlines() == lines
 

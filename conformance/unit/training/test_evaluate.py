@@ -76,6 +76,23 @@ def test_an_evaluation_measures_writes_its_scenes_and_learns_nothing(tmp_path):
     assert trainer.state.log_history[-1]["eval_f1"] == metrics["eval_f1"]
 
 
+@pytest.mark.scenario(clauses=["observability/before-and-after-are-comparable#1"])
+def test_an_evaluation_before_the_first_step_is_computed_as_one_after_the_last(tmp_path):
+    """Weights that do not move give the same answers. In float32, as the first one was once, others come."""
+    trainer = make_trainer(tmp_path, BRIEF, "training.bf16=true", "training.learning_rate=0")
+    trainer.evaluate()
+    trainer.train()
+    trainer.evaluate()
+    plain = make_trainer(tmp_path / "plain", BRIEF)
+    plain.evaluate()
+    files = [tmp_path / event["file"] for event in events(trainer, "evaluated")]
+    files.append(tmp_path / "plain" / events(plain, "evaluated")[0]["file"])
+    before, after, other = (json.loads(file.read_text()) for file in files)
+    assert before["scenes"] == after["scenes"]
+    assert before["precision"] == after["precision"] == "float32 weights, bfloat16 autocast"
+    assert other["precision"] == "float32"
+
+
 def test_an_evaluation_of_other_samples_goes_by_its_own_prefix(tmp_path):
     trainer = make_trainer(tmp_path, BRIEF, is_shallow=True)
     metrics = trainer.evaluate(list(scenes()[4:6]), metric_key_prefix="held_out")

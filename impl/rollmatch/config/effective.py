@@ -50,6 +50,13 @@ def engine_dtype(config: RunConfig) -> Dtype:
     return "bfloat16" if config.training.bf16 else config.model.torch_dtype
 
 
+def compute_dtype(config: RunConfig) -> Literal["bfloat16", "float16"] | None:
+    """Precision of the learner's autocast; None: it computes in that of its weights."""
+    if config.training.bf16:
+        return "bfloat16"
+    return "float16" if config.training.extra_arguments.get("fp16") else None
+
+
 def rollout_backend(config: RunConfig) -> Literal["vllm", "hf"]:
     """Where responses are generated: evaluations of stage 1 need no server."""
     rules = config.custom.extra.rollout_matching

@@ -23,6 +23,17 @@ SPLIT = "pytorch_model_fsdp_0"
 """Folder of a checkpoint that holds weights in parts; accelerate's name."""
 CONFIG_FILE = "resolved.yaml"
 """Beside the checkpoints of a run: its configuration."""
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def dtype_of(directory: Path) -> str:
+    """The dtype that config.json names; float32 where it names none."""
+    described = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    for part in (described, described.get("text_config", {})):
+        found = str(part.get("dtype") or part.get("torch_dtype") or "")
+        if found in DTYPES:
+            return found
+    return "float32"
 
 
 def with_local_model(config: RunConfig) -> RunConfig:

@@ -77,6 +77,8 @@ class Evaluated:
     metrics: Mapping[str, float]
     record: Mapping[str, Any] = field(default_factory=dict)
     """What the evaluation's file holds besides."""
+    parts: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """Metric -> what each sample adds to its numerator and to its denominator, in their order."""
 
 
 class Objective(Supervisor, Protocol):

@@ -1,7 +1,7 @@
 """Console output of a run: one line per optimizer step, a progress bar where there is a terminal."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO
 
@@ -15,11 +15,11 @@ from rollmatch.report.facts import run_facts
 from rollmatch.report.history import Event
 from rollmatch.report.numbers import MISSING, finite, fixed, percent, plain
 from rollmatch.report.phases import TIMED
-from rollmatch.report.verdict import Change, compare
+from rollmatch.report.verdict import Change
 
 SPEED_WINDOW_S = 3600.0
 """Past time that the ETA is worked out from; rich's own 30 s would see no two steps of a large model."""
-STYLES = {"better": "green", "worse": "yellow", "same": "dim", "": "dim"}
+STYLES = {"better": "green", "worse": "yellow", "same": "dim", "unclear": "dim", "": "dim"}
 
 
 class StepConsole:
@@ -206,32 +206,33 @@ def print_header(event: Mapping[str, object], *, stream: IO[str] | None = None) 
         print_line(Text.assemble((f"  {label:<{width}}  ", "dim"), text), console)
 
 
-def print_before_after(
-    before: Mapping[str, object] | None, after: Mapping[str, object] | None, *, stream: IO[str] | None = None
-) -> None:
-    """Print the final table from the ``metrics`` of two evaluations; None for one that did not happen."""
+def print_before_after(changes: Sequence[Change], caption: str = "", *, stream: IO[str] | None = None) -> None:
+    """Print the final table; ``caption`` says on what and how it was measured."""
     console = make_console(stream)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("validation")
     for name in ("before", "after", "change"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    arrows = ARROWS if console.encoding.startswith("utf") else ASCII_ARROWS
-    for change in compare(before, after):
-        table.add_row(*_cells(change, arrows[change.direction]))
+    is_unicode = console.encoding.startswith("utf")
+    arrows, sign = (ARROWS, "\u00b1") if is_unicode else (ASCII_ARROWS, "+-")
+    for change in changes:
+        table.add_row(*_cells(change, arrows[change.direction], sign))
     console.print(table)
+    if caption:
+        print_line(Text(f"{caption}; {sign} is the 95 % interval over samples", style="dim"), console)
 
 
 ARROWS = {1: "\u25b2", -1: "\u25bc", 0: " "}
 ASCII_ARROWS = {1: "^", -1: "v", 0: " "}
 
 
-def _cells(change: Change, arrow: str) -> tuple[Text, ...]:
+def _cells(change: Change, arrow: str, sign: str) -> tuple[Text, ...]:
     style = STYLES[change.verdict]
     return (
         Text(change.measure.label),
         Text(change.before_text),
         Text(change.after_text, style="bold"),
-        Text(change.delta_text, style=style),
+        Text(change.delta_text.replace("\u00b1", sign), style=style),
         Text(f"{arrow} {change.verdict}".rstrip(), style=style),
     )

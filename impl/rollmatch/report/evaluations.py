@@ -10,6 +10,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, Validation
 from rollmatch.errors import DataError, first_fault
 from rollmatch.records import NUM_BINS, Geometry
 
+Parts = tuple[float, float]
+"""What one sample adds to the numerator and to the denominator of a figure."""
 Bin = Annotated[int, Field(ge=0, lt=NUM_BINS)]
 
 
@@ -77,6 +79,16 @@ class Evaluation:
     scenes: tuple[Scene, ...]
     iou_threshold: float | None = None
     metrics: dict[str, object] = field(default_factory=dict)
+    precision: str = ""
+    """In which the answers were computed; empty: unknown."""
+    sample_ids: tuple[int | str, ...] = ()
+    """Of all samples, in the order of ``parts``."""
+    parts: dict[str, tuple[Parts, ...]] = field(default_factory=dict)
+    """Figure -> what each sample adds to it."""
+
+    def __post_init__(self) -> None:
+        if any(len(each) != len(self.sample_ids) for each in self.parts.values()):
+            raise ValueError("parts and sample_ids differ in length")
 
 
 def load_evaluation(path: Path) -> Evaluation:

@@ -13,8 +13,9 @@ from rollmatch.report.evaluations import Evaluation, load_evaluation
 from rollmatch.report.facts import make_completion_rows, make_drop_rows, make_facts
 from rollmatch.report.gantt import make_gantt
 from rollmatch.report.history import History, load_history
+from rollmatch.report.noise import noise_between
 from rollmatch.report.phases import make_phase_chart
-from rollmatch.report.scenes import Card, make_cards
+from rollmatch.report.scenes import make_cards
 from rollmatch.report.verdict import make_verdict
 
 PAGE_NAME = "run.html"
@@ -55,11 +56,12 @@ def write_whole(path: Path, text: str) -> Path:
 
 def _content(run_dir: Path) -> dict[str, object]:
     history = load_history(run_dir)
-    cards, num_scenes, missing = _cards(history, run_dir)
+    loaded, missing = load_first_and_last(history, run_dir)
+    cards = make_cards(loaded[0], loaded[1] if len(loaded) > 1 else None, run_dir=run_dir) if loaded else ()
     config = run_dir / CONFIG_NAME
     return {
         "name": run_dir.resolve().name,
-        "verdict": make_verdict(history),
+        "verdict": make_verdict(history, noise_between(*loaded) if len(loaded) > 1 else {}),
         "facts": make_facts(history),
         "charts": make_charts(history),
         "phases": make_phase_chart(history),
@@ -67,24 +69,20 @@ def _content(run_dir: Path) -> dict[str, object]:
         "drops": make_drop_rows(history),
         "completions": make_completion_rows(history),
         "cards": cards,
-        "num_scenes": num_scenes,
+        "num_scenes": len(loaded[0].scenes) if loaded else 0,
         "missing": missing,
         "config": config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
         "frame": FRAME,
     }
 
 
-def _cards(history: History, run_dir: Path) -> tuple[tuple[Card, ...], int, tuple[str, ...]]:
-    """Cards, the number of scenes there are, and the evaluation files that are named but not there."""
+def load_first_and_last(history: History, run_dir: Path) -> tuple[list[Evaluation], tuple[str, ...]]:
+    """The evaluations that a run is judged by, and the files that are named but not there."""
     named = [str(event.get("file", "")) for event in history.evaluations]
     wanted = [named[0], named[-1]] if len(named) > 1 else named
     paths = [_evaluation_path(name, run_dir) for name in wanted]
     missing = tuple(name for name, path in zip(wanted, paths) if name and path is None)
-    loaded: list[Evaluation] = [load_evaluation(path) for path in paths if path is not None]
-    if not loaded:
-        return (), 0, missing
-    cards = make_cards(loaded[0], loaded[1] if len(loaded) > 1 else None, run_dir=run_dir)
-    return cards, len(loaded[0].scenes), missing
+    return [load_evaluation(path) for path in paths if path is not None], missing
 
 
 def _evaluation_path(name: str, run_dir: Path) -> Path | None:

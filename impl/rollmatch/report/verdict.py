@@ -1,8 +1,10 @@
 """Measures of an evaluation, their change over a run, and the summary at the top of the page."""
 
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from rollmatch.report.history import Event, History
 from rollmatch.report.numbers import finite, percent, plain
@@ -50,6 +52,13 @@ class Change:
     measure: Measure
     before: float | None
     after: float | None
+    noise: float | None = None
+    """Half of the 95 % interval of the change over the samples; None: unknown."""
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether other samples might as well have shown no change."""
+        return self.delta is not None and self.noise is not None and abs(self.delta) <= self.noise
 
     @property
     def delta(self) -> float | None:
@@ -58,17 +67,19 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """``better``, ``worse``, ``same`` or, where one side is missing, the empty string."""
+        """``better``, ``worse``, ``same``, ``unclear`` or, where one side is missing, the empty string."""
         if self.delta is None:
             return ""
         if abs(self.delta) < SAME_WITHIN:
             return "same"
+        if self.is_noise:
+            return "unclear"
         return "better" if (self.delta > 0) == self.measure.higher_is_better else "worse"
 
     @property
     def direction(self) -> int:
-        """1 up, -1 down, 0 neither."""
-        if self.delta is None or abs(self.delta) < SAME_WITHIN:
+        """1 up, -1 down, 0 neither, or as likely by the choice of samples."""
+        if self.delta is None or abs(self.delta) < SAME_WITHIN or self.is_noise:
             return 0
         return 1 if self.delta > 0 else -1
 
@@ -98,24 +109,38 @@ class Change:
 
         >>> Change(measure=MEASURES[0], before=0.25, after=0.5).delta_text
         '+0.250'
-        >>> Change(measure=MEASURES[5], before=0.5, after=0.25).delta_text
-        '-25.0 pp'
+        >>> Change(measure=MEASURES[5], before=0.5, after=0.25, noise=0.31).delta_text
+        '-25.0 \u00b1 31.0 pp'
         """
         if self.delta is None:
             return self.measure.text(None)
-        shown = self.delta if self.direction else 0.0
-        return f"{100 * shown:+.1f} pp" if self.measure.as_percent else f"{shown:+.3f}"
+        shown, noise = 0.0 if self.verdict == "same" else self.delta, self.noise
+        scale, digits = (100, 1) if self.measure.as_percent else (1, 3)
+        within = "" if noise is None or not math.isfinite(noise) else f" \u00b1 {scale * noise:.{digits}f}"
+        return f"{scale * shown:+.{digits}f}{within}{' pp' if self.measure.as_percent else ''}"
 
 
 def _percent_of_track(value: float | None) -> float | None:
     return None if value is None else round(100 * min(1.0, max(0.0, value)), 2)
 
 
-def compare(before: Mapping[str, object] | None, after: Mapping[str, object] | None) -> tuple[Change, ...]:
-    """All measures of two evaluations' ``metrics``; None stands for an evaluation that has not happened."""
+def compare(
+    before: Mapping[str, object] | None,
+    after: Mapping[str, object] | None,
+    noise: Mapping[str, float] = MappingProxyType({}),
+) -> tuple[Change, ...]:
+    """All measures of two evaluations' ``metrics``; None stands for an evaluation that has not happened.
+
+    ``noise``: as ``noise_between``.
+    """
     old, new = before or {}, after or {}
     return tuple(
-        Change(measure=measure, before=finite(old.get(measure.key)), after=finite(new.get(measure.key)))
+        Change(
+            measure=measure,
+            before=finite(old.get(measure.key)),
+            after=finite(new.get(measure.key)),
+            noise=noise.get(measure.key),
+        )
         for measure in measures_of([*old, *new])
     )
 
@@ -145,13 +170,30 @@ class Verdict:
     before_step: int | None
     after_step: int | None
     changes: tuple[Change, ...]
+    caption: str
+    """On how many samples, and in which precision."""
 
 
-def make_verdict(history: History) -> Verdict:
-    """Judge by the first and the last evaluation."""
+def caption_of(first: Event | None, last: Event | None) -> str:
+    """Of two ``evaluated`` events; older ones say less.
+
+    >>> caption_of({"metrics": {"num_scenes": 12.0}, "precision": "float32"}, None)
+    '12 samples, computed in float32'
+    """
+    num = finite(_metrics(first).get("num_scenes"))
+    found = [str(each["precision"]) for each in (first, last) if each and each.get("precision")]
+    names = list(dict.fromkeys(found))
+    precisions = "" if not names else f"computed in {names[0]}"
+    if len(names) > 1:
+        precisions = f"computed in {names[0]} before and {names[1]} after, which is no comparison"
+    return ", ".join(([] if num is None else [f"{num:,.0f} samples"]) + ([precisions] if precisions else []))
+
+
+def make_verdict(history: History, noise: Mapping[str, float] = MappingProxyType({})) -> Verdict:
+    """Judge by the first and the last evaluation; ``noise``: as ``noise_between`` of them."""
     first = history.evaluations[0] if history.evaluations else None
     last = history.evaluations[-1] if len(history.evaluations) > 1 else None
-    changes = compare(_metrics(first), _metrics(last)) if first else ()
+    changes = compare(_metrics(first), _metrics(last), noise) if first else ()
     status, status_text = _status(history)
     return Verdict(
         status=status,
@@ -161,6 +203,7 @@ def make_verdict(history: History) -> Verdict:
         before_step=first["step"] if first else None,
         after_step=last["step"] if last else None,
         changes=changes,
+        caption=caption_of(first, last),
     )
 
 
@@ -215,6 +258,8 @@ def _moved(change: Change) -> str:
     subject = SUBJECTS[change.measure.key]
     if change.delta is None:
         return f"{subject} went from {change.before_text} to {change.after_text}"
+    if change.verdict == "unclear":
+        return f"{subject} went from {change.before_text} to {change.after_text}, which may be noise,"
     if change.direction == 0:
         return f"{subject} stayed at {change.after_text}"
     verb = "rose" if change.direction > 0 else "fell"

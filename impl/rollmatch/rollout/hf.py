@@ -25,7 +25,17 @@ class HfBackend:
     together: each runs as many microbatches, and as many tokens, as the longest needs.
     """
 
-    def __init__(self, model: nn.Module, template: Template, *, batch_size: int, ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        template: Template,
+        *,
+        batch_size: int,
+        ranks: Ranks | None = None,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
+        """``compute_dtype``: that of autocast, which the learner uses too, from its first step on; None: none."""
+        self.compute_dtype = compute_dtype
         self.model, self._inner = model, unwrap(model)
         self.template = template
         self.batch_size = batch_size
@@ -43,7 +53,7 @@ class HfBackend:
         starts = range(0, len(requests), self.batch_size)
         synced = self.ranks.learner_world_size > 1 and is_sharded(self.model)
         num_passes = max(self.ranks.gather(len(starts))) if synced else len(starts)
-        with _inference(self.model, self._inner):
+        with _inference(self.model, self._inner), self._autocast():
             for start in starts:
                 part = requests[start : start + self.batch_size]
                 features = [features_of(request.sample) for request in part]
@@ -53,6 +63,11 @@ class HfBackend:
                 self.model.generate(ids, max_new_tokens=1, synced_gpus=True)  # type: ignore[operator]
         check_answers(requests, rollouts)
         return rollouts
+
+    def _autocast(self) -> torch.autocast:
+        """What is evaluated before the first step is computed as after the last one."""
+        device = next(self.model.parameters()).device.type
+        return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype is not None)
 
     def rest(self) -> None:
         """Nothing to give: it writes with the policy itself."""

@@ -39,6 +39,8 @@ class RolloutSource:
     journal: Journal
     ranks: Ranks
     run_seed: int
+    precision: str = ""
+    """In which responses are computed, for people."""
     num_threads: int | None = None
     """torch's CPU threads during sync and generation; None: unchanged."""
 

@@ -21,8 +21,9 @@ from rollmatch.learn.balance import RowBalancer
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.pack import Packer
 from rollmatch.model.overlong import LengthRules
-from rollmatch.model.policy import load_policy
+from rollmatch.model.policy import load_policy, unwrap
 from rollmatch.model.sharding import gather_in_passes
+from rollmatch.model.source import dtype_of
 from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.objectives.protocol import Objective
 from rollmatch.ranks import Ranks
@@ -174,8 +175,19 @@ def make_source(
         journal=journal,
         ranks=ranks,
         run_seed=config.training.seed,
+        precision=rollout_precision(config, model),
         num_threads=effective.rollout_threads(config, on_gpu=on_gpu),
     )
+
+
+def rollout_precision(config: RunConfig, model: torch.nn.Module) -> str:
+    """In which responses are computed: of the engine's weights, or of the learner's and its autocast."""
+    if effective.rollout_backend(config) == "vllm":
+        named = effective.engine_dtype(config)
+        return dtype_of(Path(config.model.model)) if named == "auto" else named
+    weights = str(next(unwrap(model).parameters()).dtype).removeprefix("torch.")
+    compute = effective.compute_dtype(config)
+    return weights if compute in (None, weights) else f"{weights} weights, {compute} autocast"
 
 
 def make_overlap(config: RunConfig, source: RolloutSource) -> Overlap:
@@ -207,7 +219,14 @@ def make_backend(
     """The configured rollout backend, ready."""
     rules = config.custom.extra.rollout_matching
     if effective.rollout_backend(config) == "hf":
-        return HfBackend(model, template, batch_size=rules.rollout_generate_batch_size, ranks=ranks)
+        dtype = effective.compute_dtype(config)
+        return HfBackend(
+            model,
+            template,
+            batch_size=rules.rollout_generate_batch_size,
+            ranks=ranks,
+            compute_dtype=None if dtype is None else getattr(torch, dtype),
+        )
     if uses_servers(config):
         return connect_servers(config, template, ranks=ranks, journal=journal, model=model)
     from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
@@ -262,11 +281,11 @@ def _make_batcher(
     return Batcher(model, objective, packer=packer, pad_id=pad_id, balancer=balancer)
 
 
-def make_decoding(rules: RolloutMatchingConfig) -> Decoding:
-    """How training samples its rollouts; log-probabilities are not requested."""
+def make_decoding(rules: RolloutMatchingConfig, *, temperature: float | None = None) -> Decoding:
+    """How training samples its rollouts, or by another temperature; log-probabilities are not requested."""
     return Decoding(
         max_new_tokens=rules.max_new_tokens,
-        temperature=rules.decoding.temperature,
+        temperature=rules.decoding.temperature if temperature is None else temperature,
         top_p=rules.decoding.top_p,
         top_k=rules.decoding.top_k,
         repetition_penalty=rules.repetition_penalty,

@@ -29,7 +29,10 @@ from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample, rounded
 from rollmatch.report.console import StepConsole, print_before_after, print_header
-from rollmatch.report.page import write_page
+from rollmatch.report.history import load_history
+from rollmatch.report.noise import noise_between
+from rollmatch.report.page import load_first_and_last, write_page
+from rollmatch.report.verdict import make_verdict
 from rollmatch.run.assemble import make_arguments, make_parts, read_policy
 from rollmatch.run.callbacks import EarlyStop, RunWatcher, SceneImages
 from rollmatch.run.computing import memory_figures, prepare_layers
@@ -221,10 +224,11 @@ def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | No
 
 
 def _tell_result(directory: Path, *, interrupted_at: int | None) -> None:
-    page = write_page(directory)
-    evaluated = [event for event in read_journal(directory / JOURNAL) if event["event"] == "evaluated"]
-    if interrupted_at is None and len(evaluated) > 1:
-        print_before_after(evaluated[0]["metrics"], evaluated[-1]["metrics"])
+    page, history = write_page(directory), load_history(directory)
+    if interrupted_at is None and len(history.evaluations) > 1:
+        loaded, _ = load_first_and_last(history, directory)
+        verdict = make_verdict(history, noise_between(*loaded) if len(loaded) > 1 else {})
+        print_before_after(verdict.changes, verdict.caption)
     if interrupted_at is not None:
         print(f"stopped at step {interrupted_at} with a checkpoint; continue with the same command and --resume")
     print(f"page: {page}")

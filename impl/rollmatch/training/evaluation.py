@@ -32,7 +32,9 @@ def evaluate_policy(
     pairs = sorted((pair for part in parts for pair in part), key=lambda pair: pair[0].sample_id)
     evaluated = objective.evaluate([sample for sample, _ in pairs], [rollout for _, rollout in pairs], context)
     num_tokens = sum(len(rollout.response_token_ids) for _, rollout in pairs)
-    return evaluated.record, dict(evaluated.metrics) | {"tokens_per_s": num_tokens / rollout_s}
+    of_samples = {"sample_ids": [sample.sample_id for sample, _ in pairs], "parts": dict(evaluated.parts)}
+    metrics = dict(evaluated.metrics) | {"tokens_per_s": num_tokens / rollout_s}
+    return {"precision": source.precision, **evaluated.record, **of_samples}, metrics
 
 
 def evaluation_file(step: int) -> str:
@@ -63,4 +65,4 @@ def keep_evaluation(
     """Rank 0 writes the file, and its name and metrics into the journal."""
     if source.ranks.is_primary:
         file = write_evaluation(folder, step=step, metrics=metrics, record=record)
-        source.journal.write("evaluated", step=step, file=file, metrics=metrics)
+        source.journal.write("evaluated", step=step, file=file, metrics=metrics, precision=source.precision)

@@ -12,6 +12,7 @@ from rollmatch.objectives.grpo.segments import (
     CompletionReport,
     describe_answers,
     make_reports,
+    parts_of,
     policy_segment,
     summarize_completions,
 )
@@ -99,11 +100,12 @@ class GrpoObjective(PolicyGradient):
             made = self._complete(samples, rollouts, Timing())
         else:
             made = [_completion(one) for one in self.world.share(samples, rollouts, context)]
-        metrics = self.summarize(self._reports(made, group_size=1))
+        reports = self._reports(made, group_size=1)
+        metrics, parts = self.summarize(reports), parts_of(reports, [reward.name for reward in self.rewards])
         metrics.pop("flat_group_rate", None)
         totals = [one.judgement.total for one in made[:NUM_SHOWN]]
         record = describe_answers(samples, [one.rollout for one in made], totals, vocabulary=self.vocabulary)
-        return Evaluated(metrics=metrics | {"num_scenes": float(len(samples))}, record=record)
+        return Evaluated(metrics=metrics | {"num_scenes": float(len(samples))}, record=record, parts=parts)
 
     def _complete(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], timing: Timing) -> list[Completion]:
         answers = [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts]

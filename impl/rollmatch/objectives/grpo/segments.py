@@ -98,6 +98,22 @@ def summarize_completions(reports: Sequence[CompletionReport], names: Sequence[s
     return {"reward": mean, "reward_std": spread, **means}
 
 
+def parts_of(reports: Sequence[CompletionReport], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    """Figure -> what each completion adds to its numerator and to its denominator: of ``summarize_completions``."""
+    columns: dict[str, list[float | None]] = {
+        "reward": [report.judgement.total for report in reports],
+        "truncated_rate": [report.is_truncated for report in reports],
+        "reward_failed_rate": [report.judgement.total is None for report in reports],
+        **{
+            f"reward/{name}": [report.judgement.values[place] for report in reports] for place, name in enumerate(names)
+        },
+    }
+    return {
+        name: [(0.0, 0.0) if value is None else (float(value), 1.0) for value in column]
+        for name, column in columns.items()
+    }
+
+
 def describe_answers(
     samples: Sequence[Sample], rollouts: Sequence[Rollout], rewards: Sequence[float | None], *, vocabulary: Vocabulary
 ) -> dict[str, object]:

@@ -4,7 +4,7 @@ Per sample: parse the response, match its objects with the true ones, teach matc
 missed objects. False positives stay as context without labels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -81,7 +81,9 @@ class RolloutMatchingObjective:
             for sample, rollout in zip(samples, rollouts, strict=True)
         ]
         record = {"iou_threshold": target.match_rules.maskiou_gate, "scenes": scenes}
-        return Evaluated(metrics=score(samples, rollouts, target), record=record)
+        _, reports = target.make_segments(samples, rollouts)
+        metrics = summarize(reports) | {"num_scenes": float(len(samples))}
+        return Evaluated(metrics=metrics, record=record, parts=parts_of(reports))
 
 
 class SupervisedObjective(RolloutMatchingObjective):
@@ -114,10 +116,21 @@ def describe_scene(sample: Sample, rollout: Rollout, matched: MatchedRollout, vo
     }
 
 
-def score(samples: Sequence[Sample], rollouts: Sequence[Rollout], target: RolloutMatching) -> dict[str, float]:
-    """Precision, recall, f1 and their like over all samples."""
-    _, reports = target.make_segments(samples, rollouts)
-    return summarize(reports) | {"num_scenes": float(len(samples))}
+RATES: Mapping[str, Callable[[RolloutReport], tuple[float, float]]] = {
+    "precision": lambda one: (one.num_matched, one.num_predicted),
+    "recall": lambda one: (one.num_matched, one.num_truth),
+    "f1": lambda one: (2 * one.num_matched, one.num_predicted + one.num_truth),
+    "f1_desc": lambda one: (2 * one.num_desc_correct, one.num_predicted + one.num_truth),
+    "mean_iou": lambda one: (one.iou_sum, one.num_matched),
+    "invalid_rate": lambda one: (one.invalid, 1),
+    "truncated_rate": lambda one: (one.truncated, 1),
+}
+"""Figure -> what a rollout adds to its numerator and to its denominator."""
+
+
+def parts_of(reports: Sequence[RolloutReport]) -> dict[str, list[tuple[float, float]]]:
+    """Of each figure in ``RATES``, what each rollout adds to it."""
+    return {name: [parts(report) for report in reports] for name, parts in RATES.items()}
 
 
 def summarize(reports: Sequence[RolloutReport]) -> dict[str, float]:
@@ -128,22 +141,10 @@ def summarize(reports: Sequence[RolloutReport]) -> dict[str, float]:
     ``f1_desc`` counts a match only if its description is right, ``mean_iou`` is over matched pairs, the rates are
     over rollouts.
     """
-    predicted = sum(report.num_predicted for report in reports)
-    truth = sum(report.num_truth for report in reports)
-    matched = sum(report.num_matched for report in reports)
-    correct = sum(report.num_desc_correct for report in reports)
     drops = {f"drop/{reason}": float(sum(r.drops.get(reason, 0) for r in reports)) for reason in DropReason}
-    return {
-        "precision": _ratio(matched, predicted),
-        "recall": _ratio(matched, truth),
-        "f1": _ratio(2 * matched, predicted + truth),
-        "f1_desc": _ratio(2 * correct, predicted + truth),
-        "mean_iou": _ratio(sum(report.iou_sum for report in reports), matched),
-        "invalid_rate": _ratio(sum(report.invalid for report in reports), len(reports)),
-        "truncated_rate": _ratio(sum(report.truncated for report in reports), len(reports)),
-        **drops,
-    }
+    return {name: _ratio(parts) for name, parts in parts_of(reports).items()} | drops
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+def _ratio(parts: Sequence[tuple[float, float]]) -> float:
+    whole = sum(each for _, each in parts)
+    return sum(part for part, _ in parts) / whole if whole else 0.0

@@ -123,7 +123,7 @@ class VinePpoObjective(PolicyGradient):
         returns, rollouts = [one.trajectory.total_return for one in played], [one.rollout for one in played]
         metrics = {"reward": fmean(returns), "num_scenes": float(len(samples))}
         record = describe_answers(samples, rollouts, returns[:NUM_SHOWN], vocabulary=self.vocabulary)
-        return Evaluated(metrics=metrics, record=record)
+        return Evaluated(metrics=metrics, record=record, parts={"reward": [(each, 1.0) for each in returns]})
 
     def _play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Played]:
         """Whole responses, paid; in an environment, with the turns that follow the first."""
