@@ -111,7 +111,8 @@ def test_a_card_shows_the_prompt_and_the_first_and_last_evaluation(tmp_path, sys
     ],
 )
 def test_the_dtype_is_read_and_written_where_a_model_says_it(tmp_path, described, dtype, written):
-    from rollmatch.run.export import _write_config, dtype_of
+    from rollmatch.model.source import dtype_of
+    from rollmatch.run.export import _write_config
 
     (tmp_path / "config.json").write_text(json.dumps(described))
     assert dtype_of(tmp_path) == dtype

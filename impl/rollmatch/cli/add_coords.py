@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 from rollmatch.errors import LaunchError
-from rollmatch.run.export import copy_described, dtype_of, write_weights
+from rollmatch.model.source import dtype_of
+from rollmatch.run.export import copy_described, write_weights
 from rollmatch.startup import loading
 
 

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from rollmatch.run.export import DTYPES, export
+from rollmatch.model.source import DTYPES
+from rollmatch.run.export import export
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -13,6 +14,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("out", type=Path, metavar="OUT", help="directory to write the model to")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="default: the newest whole one of the run")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: that of the model that was trained")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--dtype", choices=DTYPES, help="default: that of the model that was trained; float32 loses nothing"
+    )
+    kind.add_argument("--adapter", action="store_true", help="write the adapter alone, as peft loads it")
+    text = "generate the stored answers of the checkpoint's evaluation again, from OUT by transformers, and compare"
+    parser.add_argument("--verify", action="store_true", help=text)
     text = "upload it to the Hugging Face hub; a new repository is private"
     parser.add_argument("--push", metavar="OWNER/NAME", help=text)

@@ -1,7 +1,8 @@
 """``rollmatch export``: a run's policy as a model directory that transformers and ``vllm serve`` load.
 
-Weights have the names and bytes that rollout servers receive: adapters merged in float32, rounded once. Tokenizer,
-processor and chat template are the files of the model that was trained, the processor with the run's settings.
+Weights have the names and bytes that rollout servers receive: adapters merged in float32, rounded once; the card says
+how many of the changes survive that. An adapter alone is as exact as the checkpoint. Tokenizer, processor and chat
+template are the files of the model that was trained, the processor with the run's settings.
 """
 
 import argparse
@@ -9,7 +10,9 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,27 +21,30 @@ import yaml
 from rollmatch.config import RunConfig, effective, load_config
 from rollmatch.errors import LaunchError
 from rollmatch.journal import read_journal
+from rollmatch.model.source import ADAPTER_FILE, dtype_of
 from rollmatch.run.directory import JOURNAL, RESOLVED, last_checkpoint
 from rollmatch.run.push import check_name, push
+from rollmatch.run.verify import stored_answers, verify
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 WEIGHTS = re.compile(r".*\.(safetensors|bin|pt|pth|gguf|h5|msgpack)(\.index\.json)?")
 """Files of a model directory that hold weights, or say where they are."""
 OF_TRAINING = re.compile(r"README\.md|manifest\.json|trainer_state\.json|learner\.json|packer-rank\d+\.json")
 """Files of a checkpoint, or of the model that a run began with, that say nothing about this one."""
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write the model directory. Errors: ``checkpoint-missing``, ``output-exists``, ``not-a-run``, those of a push."""
+    """Write the model directory. Errors: ``checkpoint-missing``, ``output-exists``, ``not-a-run``, ``no-adapter``,
+    those of a push and of ``verify``."""
     run, out = options.run, options.out
     if options.push is not None:
         check_name(options.push)
     checkpoint = _check(run, out, options.checkpoint or last_checkpoint(run))
     config = load_config(str(run / RESOLVED))
+    stored = stored_answers(config, run, checkpoint) if options.verify else None
     base = _directory_of(config)
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -47,13 +53,23 @@ def export(options: argparse.Namespace) -> None:
     if config.model.processor_kwargs:
         write_processor(base, partial, config.model.processor_kwargs)
     dtype = options.dtype or dtype_of(base)
-    num_tensors = write_weights(load_trained(config, checkpoint), partial, dtype)
-    _write_config(partial, dtype)
+    if options.adapter:
+        (partial / "config.json").unlink()
+        write_adapter(config, checkpoint, partial)
+        of_base = dtype_of(base) if config.model.torch_dtype == "auto" else config.model.torch_dtype
+        made = [f"{config.tuner.train_type} fine-tuning, {checkpoint.name}, adapter as trained on a base in {of_base}"]
+    else:
+        kept = write_weights(load_trained(config, checkpoint), partial, dtype, base=base)
+        _write_config(partial, dtype)
+        made = [f"{config.tuner.train_type} fine-tuning, {checkpoint.name}, {dtype}", *kept.sentences(dtype)]
+    if (compute := autocast_of(config, dtype, adapter=options.adapter)) is not None:
+        made.append(f"It was evaluated under autocast to {compute}; without, answers may differ")
     name = options.push.rpartition("/")[2] if options.push else out.resolve().name
-    precision = f"{config.tuner.train_type} fine-tuning, {checkpoint.name}, {dtype}"
-    (partial / "README.md").write_text(card(name, run, precision), encoding="utf-8")
+    (partial / "README.md").write_text(card(name, run, ". ".join(made)), encoding="utf-8")
     partial.rename(out)
-    print(f"{out}: {num_tensors} tensors in {dtype} from {checkpoint.name}")
+    print(f"{out}: {'. '.join(made)}.")
+    if stored is not None:
+        print(verify(stored, config, out, compute_dtype=compute))
     if options.push:
         print(push(out, options.push))
 
@@ -125,30 +141,75 @@ def load_trained(config: RunConfig, checkpoint: Path) -> "nn.Module":
     return load_adapters(model, checkpoint, config.model, config.tuner)
 
 
-def write_weights(model: "nn.Module", out: Path, dtype: str) -> int:
-    """Weights by the names of a checkpoint, adapters merged; returns the number of tensors."""
+@dataclass(slots=True)
+class KeptChanges:
+    """Weights that training has changed, and how many of them still differ from the base after rounding."""
+
+    num_weights: int = 0
+    num_changed: int = 0
+    num_kept: int = 0
+
+    def sentences(self, dtype: str) -> list[str]:
+        """For the card and the terminal; none where all are kept.
+
+        >>> KeptChanges(num_weights=1000, num_changed=999, num_kept=25).sentences("bfloat16")
+        ['99.9 % of the weights changed, bfloat16 keeps 2.5 % of these changes; --dtype float32 keeps all']
+        """
+        if self.num_kept == self.num_changed:
+            return []
+        changed, kept = self.num_changed / self.num_weights, self.num_kept / self.num_changed
+        remedy = "--dtype float32 keeps all"
+        return [f"{changed:.1%} of the weights changed, {dtype} keeps {kept:.1%} of these changes; {remedy}"]
+
+
+def autocast_of(config: RunConfig, dtype: str, *, adapter: bool) -> str | None:
+    """The autocast under which the run's learner generated; None: it had none, or the weights have that precision."""
+    compute = effective.compute_dtype(config) if effective.rollout_backend(config) == "hf" else None
+    return compute if adapter or dtype != compute else None
+
+
+def write_adapter(config: RunConfig, checkpoint: Path, out: Path) -> None:
+    """The files of the adapter. Errors: ``no-adapter``."""
+    if config.tuner.train_type != "lora":
+        problem = f"{config.training.output_dir} trained all weights"
+        raise LaunchError(problem, code="no-adapter", key="--adapter", remedy="Leave it out.")
+    if config.model.adapter is not None and config.model.adapter_start == "merge":
+        problem = f"the adapter lies on {config.model.model} with {config.model.adapter} merged"
+        raise LaunchError(problem, code="no-adapter", key="--adapter", remedy="Leave it out: both are merged then.")
+    if (checkpoint / ADAPTER_FILE).is_file():
+        for name in (ADAPTER_FILE, "adapter_model.safetensors"):
+            shutil.copy(checkpoint / name, out / name)
+    else:
+        load_trained(config, checkpoint).save_pretrained(str(out))  # type: ignore[operator]  # peft's
+
+
+def write_weights(model: "nn.Module", out: Path, dtype: str, *, base: Path | None = None) -> KeptChanges:
+    """Weights by the names of a checkpoint, adapters merged; compared with those of ``base``, read one by one."""
     import torch
     from huggingface_hub import save_torch_state_dict
 
     from rollmatch.model.checkpoint import merged_weights
 
-    target = getattr(torch, dtype)
-    state = {
-        name: tensor.to(target).contiguous() if tensor.is_floating_point() else tensor.contiguous()
-        for name, tensor in merged_weights(model)
-    }
+    target, kept, state = getattr(torch, dtype), KeptChanges(), {}
+    with ExitStack() as files:
+        before = _tensors_of(base, files) if base is not None else {}
+        for name, tensor in merged_weights(model):
+            rounded = tensor.to(target).contiguous() if tensor.is_floating_point() else tensor.contiguous()
+            state[name] = rounded
+            if name in before and (old := before[name](name)).shape == tensor.shape:
+                kept.num_weights += tensor.numel()
+                kept.num_changed += int((tensor.cpu() != old.to(tensor.dtype)).sum())
+                kept.num_kept += int((rounded.cpu() != old.to(rounded.dtype)).sum())
     save_torch_state_dict(state, out)
-    return len(state)
+    return kept
 
 
-def dtype_of(base: Path) -> str:
-    """The dtype that config.json names; float32 where it names none."""
-    described = json.loads((base / "config.json").read_text(encoding="utf-8"))
-    for part in (described, described.get("text_config", {})):
-        found = str(part.get("dtype") or part.get("torch_dtype") or "")
-        if found in DTYPES:
-            return found
-    return "float32"
+def _tensors_of(base: Path, files: ExitStack) -> dict[str, "Callable[[str], Tensor]"]:
+    """Name of each tensor in a directory's safetensors -> what reads it."""
+    from safetensors import safe_open
+
+    opened = [files.enter_context(safe_open(path, framework="pt")) for path in sorted(base.glob("*.safetensors"))]
+    return {name: file.get_tensor for file in opened for name in file.keys()}  # noqa: SIM118  # no mapping
 
 
 def _write_config(out: Path, dtype: str) -> None:
