@@ -1,11 +1,19 @@
 """Drawn runs agree with the oracle; more of them, and longer: ``python -m conformance.draws --seconds 600``."""
 
+import json
 import os
+from itertools import cycle, islice
 from types import SimpleNamespace
 
 import pytest
 
 from conformance.draws.__main__ import search
+from conformance.draws.compare import run, write
+from conformance.draws.models import model_directory
+from conformance.draws.servers import scripted
+from conformance.oracle.defaults import R, T
+from conformance.oracle.policy import words_of
+from conformance.oracle.script import BOXES, NAMES
 
 
 @pytest.mark.slow
@@ -14,3 +22,27 @@ def test_drawn_runs_agree_with_the_oracle(capsys):
     draws = 150 if "ROLLMATCH_STRICT" in os.environ else 10
     options = SimpleNamespace(draws=draws, seconds=240, seed=7, ranks=None, shrink_seconds=60)
     assert search(options) == 0, capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_rank_whose_segments_became_too_old_does_not_wait_for_one_whose_did_not(tmp_path):
+    """Rank 0 asks again at steps 4 and 5, rank 1 never; both go on to the end."""
+    objects = [{"desc": name, "bbox_2d": list(box)} for name, box in zip(NAMES, BOXES, strict=False)]
+    size = {"width": 32, "height": 32}
+    samples = [{"images": [f"32-32-{i}.png"], "objects": list(islice(cycle(objects), i % 4)), **size} for i in range(9)]
+    keys = {"custom.trainer_variant": "rollout_matching_sft", "custom.prompts.user": "find", "global_max_length": 420}
+    keys |= {f"{R}.max_new_tokens": 160, f"{R}.overlap": "ahead", f"{R}.max_staleness": 2, f"{T}.packing": True}
+    keys |= {f"{T}.max_steps": 6, f"{T}.per_device_train_batch_size": 2, f"{T}.gradient_accumulation_steps": 2}
+    keys |= {"model.attn_impl": "packed", f"{T}.seed": 2, f"{T}.eval_scenes": 1, f"{T}.learning_rate": 0.001}
+    draw = {"samples": samples, "servers": [{}, {}], "ranks": 2, "keys": keys}
+    directory = model_directory("qwen3_vl", tmp_path / "models")
+    with scripted(draw, directory, words_of(directory)) as (_, named):
+        write(draw, tmp_path, directory, named)
+        run(draw, tmp_path)
+    events = [
+        [json.loads(line) for line in (tmp_path / "run" / name).read_text().splitlines()]
+        for name in ("journal.jsonl", "journal-rank1.jsonl")
+    ]
+    asked = [[e["num_rollouts"] > 0 for e in own if e["event"] == "asked_again"] for own in events]
+    assert any(first != second for first, second in zip(*asked, strict=True)), "only one rank had something to ask"
+    assert [e["step"] for e in events[0] if e["event"] == "step"] == [1, 2, 3, 4, 5, 6]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from conformance.doubles.configs import GRPO, config_with, rejected
+from conformance.doubles.configs import GRPO, LONG, config_with, rejected
+from conformance.doubles.refusals import refused
 from rollmatch.config.servers import (
     disables_custom_all_reduce,
     max_model_len,
@@ -113,9 +114,19 @@ def test_servers_are_used_where_one_section_says_so():
     assert not uses_servers(config_with(*COLOCATE))
     assert not uses_servers(config_with("~.vllm.mode=server", OTHER, "~.rollout_backend=hf"))
     assert not uses_servers(config_with())
-    assert server_section(config_with(*NAMED, "~.vllm.server.infer_timeout_s=7")).infer_timeout_s == 7
     lengths = [max_model_len(config_with(*named, "~.vllm.max_model_len=600")) for named in ((), NAMED)]
     assert lengths == [600, 1024], "only rollout matching's server follows its engine"
+
+
+def test_servers_that_rlhf_names_keep_what_else_is_set_of_servers():
+    """The time to start is ``rlhf``'s own; every other limit stays where it is set."""
+    limits = {"infer_timeout_s": 7, "health_timeout_s": 3, "stall_timeout_s": 11, "retry_budget_s": 13}
+    limits["min_servers"] = 2
+    given = (f"~.vllm.server.{name}={value}" for name, value in limits.items())
+    section = server_section(config_with(*NAMED, "rlhf.vllm_server_timeout=17", *given))
+    assert {name: getattr(section, name) for name in (*limits, "timeout_s")} == limits | {"timeout_s": 17}
+    with refused("out-of-range", f"{LONG}vllm.server.min_servers", problem="2 servers are named"):
+        config_with(*NAMED, "~.vllm.server.min_servers=3")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from conformance.gpu.big_model import config_of
 from rollmatch.config import load_config
 from rollmatch.config.effective import learner_dtype
 from rollmatch.plan.forecast import Forecaster, Site
+from rollmatch.plan.memory import ENGINE_BYTES, server_memory
 from rollmatch.plan.proposal import propose
 from rollmatch.plan.rates import Rates, load_rates
 from rollmatch.plan.shape import read_shape
@@ -51,6 +52,18 @@ def test_memory_by_hand(forecaster):
     assert forecast.learner.total == sum(astuple(forecast.learner)[:4]) + beside
     assert forecast.server.cache == 0.9 * 150.1e9 - forecast.learner.weights - 4e9
     assert forecast.server.num_requests == 256
+
+
+def test_key_value_heads_are_divided_among_no_more_gpus_than_there_are_of_them(forecaster):
+    """8 heads of Qwen3-8B: a GPU of 16 holds one of them, as a GPU of 8 does."""
+    planned = forecaster()
+    shape, work = planned.served, planned.work
+    requests = {}
+    for tp in (4, 8, 16):
+        budget = shape.num_weights * shape.weight_bytes / tp + ENGINE_BYTES + 10e9
+        requests[tp] = server_memory(shape, work, budget=budget, tp=tp, max_num_seqs=10**6).num_requests
+    one = work.segment_len * shape.kv_bytes_per_token
+    assert requests == {4: int(10e9 // (one / 4)), 8: int(10e9 // (one / 8)), 16: int(10e9 // (one / 8))}
 
 
 def test_engines_hold_and_are_sent_their_own_precision(forecaster):

@@ -80,6 +80,7 @@ def test_a_file_is_as_long_as_a_body_at_most(tmp_path, spare, is_read):
         *(
             ("{root}/../a.png", "image-path-outside-roots", "{root}"),
             ("/etc/a.png", "image-path-outside-roots", "{root}"),
+            ("{root}-of-another/a.png", "image-path-outside-roots", "{root}"),
         ),
     ],
 )

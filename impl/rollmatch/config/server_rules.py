@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from rollmatch.config import effective
 from rollmatch.config.connection import LAST_PORT, ServerConfig, is_loopback
@@ -93,11 +94,14 @@ def _is_elsewhere(config: RunConfig) -> bool:
     return _vllm(config).server.servers_file is not None or bool([*_pair(config), *_form(config)])
 
 
-def _check_distinct(server: ServerConfig, addresses: Sequence[ServerAddress]) -> Iterator[ConfigError]:
+def _check_enough(server: ServerConfig, addresses: Sequence[ServerAddress]) -> Iterator[ConfigError]:
     if server.min_servers is not None and server.min_servers > len(addresses):
         problem = f"is {server.min_servers}, and {len(addresses)} servers are named"
         remedy = "Lower it, or name more servers."
         yield ConfigError(problem, code="out-of-range", key=f"{SERVER}.min_servers", remedy=remedy)
+
+
+def _check_distinct(server: ServerConfig, addresses: Sequence[ServerAddress]) -> Iterator[ConfigError]:
     urls = Counter(address.base_url for address in addresses)
     ports = Counter((address.group_host, address.group_port) for address in addresses)
     if twice := [url for url, count in urls.items() if count > 1]:
@@ -126,7 +130,8 @@ def read_servers(server: ServerConfig) -> tuple[ServerAddress, ...]:
     """
     addresses = pair_servers(server)
     key = f"{SERVER}.{_given_key(server, 'base_url')}"
-    for error in (*_check_distinct(server, addresses), *check_group_hosts(addresses, key=key)):
+    found = chain(_check_enough(server, addresses), _check_distinct(server, addresses))
+    for error in chain(found, check_group_hosts(addresses, key=key)):
         raise error
     return addresses
 
@@ -187,7 +192,7 @@ _NAMES = tuple(f"{SERVER}.{name}" for name in ("servers", "base_url", "group_por
 SERVER_RULES: tuple[Rule, ...] = (
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_form),
     Rule(reads=_NAMES, check=_pair),
-    Rule(reads=(f"{VLLM}.mode", *_NAMES, f"{SERVER}.min_servers"), check=_distinct),
+    Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_distinct),
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_one_network),
     Rule(
         reads=(SERVERS_FILE, f"{ROLLOUT_MATCHING}.overlap", f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_elastic
@@ -268,6 +273,14 @@ def _hosts(config: RunConfig) -> Iterator[ConfigError]:
         yield from check_group_hosts(pair_servers(server_section(config)), key=server_key(config))
 
 
+def _enough(config: RunConfig) -> Iterator[ConfigError]:
+    """``min_servers`` counts the servers that the run uses, whichever section names them."""
+    is_known = not ([*_named(config), *_pairs(config)] if is_named_in_rlhf(config) else _is_elsewhere(config))
+    if is_known:
+        section = server_section(config)
+        yield from _check_enough(section, pair_servers(section))
+
+
 def _one_place(config: RunConfig) -> Iterator[ConfigError]:
     if not config.rlhf.use_vllm:
         return
@@ -312,6 +325,7 @@ RLHF_RULES: tuple[Rule, ...] = (
     Rule(reads=(*_MODE, HOST, PORT, URL), check=_named),
     Rule(reads=(HOST, PORT, URL, GROUP_PORT), check=_pairs),
     Rule(reads=(*_MODE, HOST, PORT, URL, GROUP_PORT), check=_hosts),
+    Rule(reads=(*_MODE, HOST, PORT, URL, GROUP_PORT, *_NAMES, f"{SERVER}.min_servers"), check=_enough),
     Rule(reads=(*_MODE, *_PLACES), check=_one_place),
     Rule(
         reads=("custom.trainer_variant", "global_max_length", f"{_SERVER}.max_model_len", ENGINE_LENGTH),
