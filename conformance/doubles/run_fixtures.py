@@ -20,8 +20,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ROLLMATCH_TRACEBACK", raising=False)
     Image.new("L", (8, 6)).save("a.png")
-    no_weights = shutil.ignore_patterns("*.safetensors")
-    shutil.copytree(ROOT / "fixtures/models/digits", tmp_path / "tiny", ignore=no_weights)
+    shutil.copytree(ROOT / "fixtures/models/digits", tmp_path / "tiny")
     (tmp_path / "train.jsonl").write_text(f"{json.dumps(RECORD)}\n" * 3)
     (tmp_path / "val.jsonl").write_text(f"{json.dumps({**RECORD, 'objects': []})}\n")
     tree = VALID | {"model": {"model": "tiny"}, "training": {"output_dir": "out"}}

@@ -55,8 +55,12 @@ def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) 
 
     check_training_arguments(config.training)
     with loading():
-        from rollmatch.run.prompts import read_prompts
-    _, *found = read_prompts(config, train, val)
+        from rollmatch.run.policy_check import check_policy
+        from rollmatch.run.prompts import find_long_answers, read_prompts
+    check_policy(config)
+    template, *found = read_prompts(config, train, val)
+    if (problem := find_long_answers(config, template, found[0].samples)) is not None:
+        raise problem
     return [
         f"{name} prompts: at most {fit.longest} tokens ({fit.origin}), {fit.limit} fit; "
         f"{fit.num_skipped} skipped, {fit.num_cut} truncated"

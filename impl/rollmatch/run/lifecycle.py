@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -38,8 +39,9 @@ from rollmatch.run.callbacks import EarlyStop, RunWatcher, SceneImages
 from rollmatch.run.computing import memory_figures, prepare_layers
 from rollmatch.run.directory import JOURNAL, RESOLVED, changed_keys
 from rollmatch.run.plugins import load_callbacks
+from rollmatch.run.policy_check import check_policy
 from rollmatch.run.preflight import check_training_arguments
-from rollmatch.run.prompts import PromptFit, read_prompts
+from rollmatch.run.prompts import PromptFit, find_long_answers, read_prompts
 from rollmatch.startup import loading
 from rollmatch.training.checkpoint import ranks_without_rng_state
 from rollmatch.training.checkpointer import saved_learner
@@ -65,11 +67,14 @@ def prepare(
 ) -> Prepared:
     """Render the prompts, then read the policy.
 
-    Errors: those of ``check_training_arguments``, ``read_prompts`` and ``read_policy``.
+    Errors: those of ``check_training_arguments``, ``check_policy``, ``read_prompts`` and ``read_policy``.
     """
     check_training_arguments(config.training)
+    check_policy(config)
     disable_progress_bar()  # one per model file; the step lines report progress
     template, train, val = read_prompts(config, train_samples, val_samples)
+    if (problem := find_long_answers(config, template, train.samples)) is not None:
+        print(f"rollmatch: warning: {problem.key} {problem.problem}", file=sys.stderr)  # what is cut off is appended
     return Prepared(template=template, train=train, val=val, policy=_read(config) if with_policy else None)
 
 

@@ -4,11 +4,15 @@
 """
 
 import importlib.util
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
+from netrc import NetrcParseError, netrc
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rollmatch.config import RunConfig, check_files
 from rollmatch.config.training import TrainingConfig
@@ -17,6 +21,8 @@ from rollmatch.data.splits import Split, load_split, origin_of
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError
 from rollmatch.model.source import checkpoints_in
 from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.model.weight_files import check_weights
+from rollmatch.objectives.grpo.reward import OF_THE_FUNCTION, try_out
 from rollmatch.objectives.rollout_matching.target import check_exact
 from rollmatch.records import Sample
 from rollmatch.run.directory import probe_output_dir
@@ -43,6 +49,7 @@ def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]
     _collect(errors, partial(check_files, config))
     if all(error.key != "model.model" for error in errors):
         _collect(errors, partial(_check_tokenizer, config))
+        _collect(errors, partial(check_weights, Path(config.model.model)))
     _collect(errors, partial(_check_model_elsewhere, config))
     _collect(errors, partial(load_rewards, config))
     _collect(errors, partial(load_callbacks, config))
@@ -58,7 +65,26 @@ def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]
     if errors:
         raise ErrorList(errors)
     train, val = (with_first_observations(config, part) for part in samples)
+    check_rewards(config, train)
     return train, val
+
+
+def check_rewards(config: RunConfig, samples: Sequence[Sample]) -> None:
+    """Call each reward function once; an error that may be due to the answer is a warning.
+
+    Errors: ``ErrorList`` of ``reward-fails``.
+    """
+    errors: list[RollmatchError] = []
+    for name, error in try_out(load_rewards(config), samples[0]) if samples else ():
+        problem = f"{name} raised {type(error).__name__} on {samples[0].origin}: {error}"
+        if isinstance(error, OF_THE_FUNCTION):
+            columns = ", ".join(samples[0].metadata) or "nothing"
+            remedy = f"Correct the function, or the data; the metadata of this sample has {columns}."
+            errors.append(ConfigError(problem, code="reward-fails", key="custom.extra.grpo.rewards", remedy=remedy))
+        else:
+            print(f"rollmatch: warning: {problem}", file=sys.stderr)
+    if errors:
+        raise ErrorList(errors)
 
 
 def check_training_arguments(training: TrainingConfig) -> None:
@@ -132,3 +158,19 @@ def _check_reporters(config: RunConfig) -> None:
         if packages and not any(importlib.util.find_spec(package) for package in packages):
             problem, remedy = f"{name} is not installed", f"Install it (pip install {name}), or remove it here."
             raise ConfigError(problem, code="reporter-missing", key="training.report_to", remedy=remedy)
+    if "wandb" in config.training.report_to and not _knows_wandb():
+        problem, remedy = "wandb has no API key", "Run wandb login, set WANDB_API_KEY, or set WANDB_MODE=offline."
+        raise ConfigError(problem, code="reporter-without-key", key="training.report_to", remedy=remedy)
+
+
+def _knows_wandb() -> bool:
+    """Whether wandb needs no key, or finds one in the environment or where ``wandb login`` puts it."""
+    if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun") or os.environ.get("WANDB_API_KEY"):
+        return True
+    if os.environ.get("WANDB_DISABLED", "").lower() in ("true", "1", "yes"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    try:
+        return netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, NetrcParseError):
+        return False

@@ -3,14 +3,20 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_high
+from typing import cast
 
 from rollmatch.config import RunConfig, effective
 from rollmatch.data import BadSamples, LazySamples, spread
 from rollmatch.errors import ConfigError, DataError
 from rollmatch.model.template import PromptUncuttable, Template
-from rollmatch.records import Sample
+from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
+from rollmatch.records import Rollout, Sample
 from rollmatch.run.assemble import make_template
 from rollmatch.startup import loading
+
+ANSWERS = 200
+"""True answers that are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +51,7 @@ def read_prompts(
 ) -> tuple[Template, PromptFit, PromptFit]:
     """The template, and the samples whose prompts fit; in seconds, before the minutes of loading a model.
 
-    Errors: those of the template, of ``fit_prompts`` and of ``check_packing``.
+    Errors: those of the template, of ``fit_prompts`` and ``check_packing``.
     """
     with loading():
         template = make_template(config)
@@ -53,6 +59,33 @@ def read_prompts(
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     check_packing(config, fitted.lengths, num_samples=len(fitted.samples), learner_world_size=world_size)
     return template, fitted, held_out
+
+
+def find_long_answers(config: RunConfig, template: Template, samples: Sequence[Sample]) -> ConfigError | None:
+    """``answers-too-long`` where more than half of the true answers do not fit ``max_new_tokens``, else None.
+
+    Of many samples some are looked at.
+    """
+    limit = config.custom.extra.rollout_matching.max_new_tokens
+    if config.custom.learns_from_rewards:
+        return None
+    from rollmatch.run.objectives import make_objective
+
+    target = cast(RolloutMatchingObjective, make_objective(config, template)).target
+    shown = [samples[place] for place in range(0, len(samples), max(1, len(samples) // ANSWERS))]
+    nothing = Rollout(
+        request_id="", prompt_token_ids=(template.pad_id,), response_token_ids=(), stop_id=None, policy_version=0
+    )
+    segments, _ = target.make_segments(shown, [nothing] * len(shown))
+    median = int(median_high(segment.train_len for segment in segments))
+    if median <= limit:
+        return None
+    return ConfigError(
+        f"is {limit}, and half of the true answers have {median} tokens or more: responses would be cut off",
+        code="answers-too-long",
+        key="custom.extra.rollout_matching.max_new_tokens",
+        remedy=f"Raise it to {max(segment.train_len for segment in segments)}, the longest of {len(shown)}.",
+    )
 
 
 def fit_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]) -> PromptFit:

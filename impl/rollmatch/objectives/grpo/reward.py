@@ -12,7 +12,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollmatch.config.named import load_named
 from rollmatch.errors import ConfigError, RollmatchError, TargetError
@@ -118,6 +118,25 @@ def _check_limits(name: str, limits: CallLimits, *, key: str, is_async: bool) ->
         problem = f"{name} is not async: a call that runs in this process cannot be ended"
         remedy = "Set processes: 1 or more, write it as async def, or set no timeout_s."
         raise ConfigError(problem, code="reward-timeout", key=key, remedy=remedy)
+
+
+OF_THE_FUNCTION = (KeyError, IndexError, AttributeError, TypeError, NameError, ImportError)
+"""Exceptions that say that a function does not fit the data, or itself; others may depend on the answer."""
+
+
+def try_out(rewards: Sequence[Reward], sample: Sample) -> list[tuple[str, Exception]]:
+    """Call each function once, in this process, with a text from the sample's metadata as the answer.
+
+    Returns the names of those that failed, with the exception.
+    """
+    known = [value for value in sample.metadata.values() if isinstance(value, str | int | float)]
+    answer = str(known[0]) if known else "0"
+    found = []
+    for reward in rewards:
+        (value,) = replace(reward.call, processes=None)([answer], [sample])
+        if isinstance(judged := _finite(value, reward), Exception):
+            found.append((reward.name, judged))
+    return found
 
 
 def judge_all(

@@ -1,0 +1,142 @@
+"""``rollmatch check`` refuses what would end a run later: weights, attention, adapters, rewards, lengths, disks."""
+
+import json
+import shutil
+from collections import namedtuple
+
+import pytest
+
+from conformance.doubles.digits import ROOT
+from rollmatch.cli.main import main
+
+MINE = """
+def needs_column(completions, solution, **columns):
+    return [1.0 for _ in completions]
+
+def needs_key(answer, sample):
+    return float(answer == sample.metadata["solution"])
+
+def forgets(answer, sample):
+    answer == "2"
+
+def counts(answer, sample):
+    raise ValueError("no number in " + answer)
+
+def right(answer, sample):
+    return float(answer == sample.metadata["answer"])
+"""
+GRPO = """
+model: {model: m}
+global_max_length: 64
+custom:
+  trainer_variant: grpo
+  train_jsonl: train.jsonl
+  extra:
+    grpo: {rewards: [{function: "my_rewards_51:right"}], num_generations: 2}
+    rollout_matching: {max_new_tokens: 8, rollout_backend: hf, decoding: {temperature: 1.0}}
+training: {output_dir: out, max_steps: 2, per_device_train_batch_size: 2, report_to: none}
+"""
+
+
+@pytest.fixture
+def task(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(ROOT / "fixtures/models/arithmetic", "m")
+    (tmp_path / "my_rewards_51.py").write_text(MINE)
+    (tmp_path / "run.yaml").write_text(GRPO)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "1 + 1 =", "metadata": {"answer": "2"}}) + "\n")
+    return tmp_path
+
+
+def check(capsys, *overrides):
+    code = main(["check", "run.yaml", *(word for override in overrides for word in ("--set", override))])
+    return code, capsys.readouterr()
+
+
+def refusal(capsys, *overrides):
+    code, printed = check(capsys, *overrides)
+    assert code == 1
+    assert "Traceback" not in printed.err
+    return printed.err
+
+
+def of(*names):
+    functions = ", ".join(f"{{function: 'my_rewards_51:{name}'}}" for name in names)
+    return f"custom.extra.grpo.rewards=[{functions}]"
+
+
+@pytest.mark.scenario(clauses=["configuration/check-refuses-what-must-fail#2"])
+def test_a_reward_that_does_not_fit_the_data_is_called_and_refused(task, capsys):
+    said = refusal(capsys, of("needs_column", "needs_key", "forgets", "right"))
+    assert "rollmatch: 3 problems" in said
+    assert said.count("[reward-fails]") == 3
+    for part in ("missing 1 required positional argument: 'solution'", "KeyError on train.jsonl:1: 'solution'", "None"):
+        assert part in said
+    assert "the metadata of this sample has answer" in said
+
+
+def test_a_reward_that_an_answer_may_have_failed_is_a_warning(task, capsys):
+    code, printed = check(capsys, of("counts", "right"))
+    assert code == 0
+    assert "warning: counts raised ValueError on train.jsonl:1: no number in 2" in printed.err
+
+
+@pytest.mark.scenario(clauses=["configuration/check-refuses-what-must-fail#3"])
+@pytest.mark.parametrize(
+    ("overrides", "code", "part"),
+    [
+        (("model.attn_impl=flash_attention_2",), "attention-missing", "model.attn_impl"),
+        (("tuner.train_type=lora", "tuner.target_regex=q_proj"), "adapter-targets-nothing", "model.layers.0."),
+        (("training.report_to=wandb",), "reporter-without-key", "WANDB_API_KEY"),
+    ],
+)
+def test_what_is_not_there_is_refused(task, capsys, monkeypatch, overrides, code, part):
+    monkeypatch.setenv("NETRC", str(task / "none"))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("rollmatch.run.policy_check.has_gpu", lambda: False)
+    said = refusal(capsys, *overrides)
+    assert f"[{code}]" in said
+    assert part in said
+    assert not (task / "out").exists()
+
+
+@pytest.mark.scenario(clauses=["configuration/check-refuses-what-must-fail#1"])
+def test_weights_that_are_missing_or_cut_off_are_refused(task, capsys):
+    path = task / "m/model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:10_000])
+    assert f"[weights-damaged] model.model: m/model.safetensors has 10000 bytes instead of {len(whole)}" in refusal(
+        capsys
+    )
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n")
+    assert "[weights-damaged]" in refusal(capsys)
+    path.unlink()
+    assert "[weights-missing] model.model: m holds no weights" in refusal(capsys)
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (task / "m/model.safetensors.index.json").write_text(json.dumps(index))
+    (task / "m/model-1-of-2.safetensors").write_bytes(whole)
+    said = refusal(capsys)
+    assert "rollmatch: 1 problem" in said
+    assert "[weights-missing] model.model: m/model-2-of-2.safetensors is missing" in said
+
+
+@pytest.mark.parametrize(("free", "fits"), [(12_300_000, True), (12_200_000, False)])
+def test_a_disk_without_room_for_a_checkpoint_is_refused(task, capsys, monkeypatch, free, fits):
+    """1,021,632 weights in float32 and two states of each: 12.26 MB."""
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - free, free))
+    code, printed = check(capsys)
+    assert (code == 0) == fits
+    assert ("[disk-too-small] training.output_dir: a checkpoint needs" in printed.err) != fits
+
+
+def test_answers_that_do_not_fit_are_refused_with_the_length_that_does(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    code = main(["check", "fixtures/digits/digits.yaml", "--set", "custom.extra.rollout_matching.max_new_tokens=20"])
+    said = capsys.readouterr().err
+    assert code == 1
+    assert (
+        "[answers-too-long] custom.extra.rollout_matching.max_new_tokens: is 20, and half of the true answers" in said
+    )

@@ -1,0 +1,83 @@
+"""What of a policy can be checked without its weights: attention, frozen and adapted parts, the size of a checkpoint.
+
+The model is built from its ``config.json`` on torch's meta device, which takes no memory.
+"""
+
+import shutil
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from rollmatch.config import RunConfig, effective
+from rollmatch.errors import ConfigError, LaunchError
+from rollmatch.model.policy import count_weights, prepare
+from rollmatch.model.source import dtype_of
+from rollmatch.run.assemble import takes_images
+from rollmatch.run.machine import has_gpu
+
+FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}
+"""Attention of transformers -> the package that has it."""
+MASTER_BYTES = 4
+ADAM_STATES = 2
+
+
+def check_policy(config: RunConfig) -> None:
+    """Errors: ``attention-missing``, ``disk-too-small``, those of ``prepare``."""
+    check_attention(config)
+    if config.model.adapter is not None:  # its shapes are those of its file
+        return
+    check_disk(config, prepare(_on_meta(config), config.tuner))
+
+
+def check_attention(config: RunConfig) -> None:
+    """Errors: ``attention-missing``."""
+    from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
+
+    name = config.model.attn_impl
+    installed = {
+        "flash_attention_2": is_flash_attn_2_available,
+        "flash_attention_3": is_flash_attn_3_available,
+        "flash_attention_4": is_flash_attn_4_available,
+    }
+    if name not in installed or (has_gpu() and installed[name]()):
+        return
+    problem = f"is {name}, which needs {f'the package {FLASH[name]}' if has_gpu() else 'a GPU'}"
+    remedy = f"Install it, or set packed, which needs nothing besides torch{'' if has_gpu() else ', or sdpa'}."
+    raise ConfigError(problem, code="attention-missing", key="model.attn_impl", remedy=remedy)
+
+
+def _on_meta(config: RunConfig) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    architecture = AutoConfig.from_pretrained(config.model.model)
+    kind = AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
+    with torch.device("meta"):
+        model: nn.Module = kind.from_config(architecture)
+    model.name_or_path = config.model.model  # type: ignore[assignment]
+    return model
+
+
+def check_disk(config: RunConfig, model: nn.Module) -> None:
+    """Errors: ``disk-too-small`` where one checkpoint does not fit."""
+    output_dir = Path(config.training.output_dir).absolute()
+    above = next(place for place in (output_dir, *output_dir.parents) if place.is_dir())
+    needed, free = checkpoint_bytes(config, model), shutil.disk_usage(above).free
+    if needed > free:
+        problem = f"a checkpoint needs {needed / 1e9:.1f} GB, {above} has {free / 1e9:.1f} GB left"
+        remedy = "Free space, or name another disk."
+        raise LaunchError(problem, code="disk-too-small", key="training.output_dir", remedy=remedy)
+
+
+def checkpoint_bytes(config: RunConfig, model: nn.Module) -> int:
+    """What a checkpoint holds at least: trained weights (all of them without adapters), and Adam's two states each."""
+    num, num_trained = count_weights(model)
+    dtype = effective.learner_dtype(config)
+    named = dtype_of(Path(config.model.model)) if dtype == "auto" else dtype
+    size = torch.empty((), dtype=getattr(torch, named)).element_size()
+    has_states = config.training.optim.startswith("adamw_torch") and not config.training.extra_arguments.get(
+        "save_only_model"
+    )
+    is_full = config.tuner.train_type == "full"
+    weights = num * size if is_full else num_trained * MASTER_BYTES
+    return weights + (ADAM_STATES * num_trained * (size if is_full else MASTER_BYTES) if has_states else 0)
