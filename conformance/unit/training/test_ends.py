@@ -2,6 +2,10 @@
 
 import dataclasses
 
+import pytest
+import torch
+from transformers import TrainerCallback
+
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import events, make_trainer
 from rollmatch.ranks import Ranks
@@ -28,6 +32,24 @@ def test_a_run_that_is_resumed_at_its_end_learns_nothing_more(tmp_path):
 def test_a_loss_that_is_no_number_ends_the_run_before_its_weights_are_saved(tmp_path):
     trainer, _ = watched(tmp_path, "training.max_steps=3", "training.learning_rate=1e30", "training.max_grad_norm=0")
     with refused("loss-not-finite", "training.learning_rate", problem="step 2"):
+        trainer.train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+
+
+class SpoilsAWeight(TrainerCallback):
+    """The second optimizer step leaves one number that is none, after a loss that is one."""
+
+    def on_step_end(self, args, state, control, model, **others):
+        if state.global_step == 2:
+            weight = next(weight for weight in model.parameters() if weight.requires_grad)
+            weight.data.view(-1)[0] = torch.inf
+
+
+@pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#7"])
+def test_weights_that_are_no_numbers_end_the_run_before_they_are_saved(tmp_path):
+    trainer, _ = watched(tmp_path, "training.max_steps=3")
+    trainer.add_callback(SpoilsAWeight())
+    with refused("policy-not-finite", "training.learning_rate", problem="holds NaN or infinity after step 2"):
         trainer.train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 

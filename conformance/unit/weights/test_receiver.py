@@ -14,15 +14,15 @@ from rollmatch.weights.worker.receiver import Receiver
 
 
 class ReceiverGroup:
-    """Every broadcast carries ones, and ends when it may."""
+    """Every broadcast carries one byte over and over, and ends when it may."""
 
-    rank = 0
+    rank, byte = 0, 1
 
     def __init__(self):
         self.may_end = threading.Event()
 
     def begin(self, memory):
-        memory.fill_(1)
+        memory.fill_(self.byte)
         return self.may_end.wait
 
     def close(self):
@@ -113,3 +113,22 @@ def test_a_group_that_cannot_be_opened_is_a_failure_and_no_success():
 
     with refused("transfer-failed"):
         settle(Receiver.joining(fail))
+
+
+def test_weights_that_are_not_finite_are_refused_and_the_next_ones_taken():
+    """Bytes of ones are a finite bfloat16; those of 0xff are NaN."""
+    group = ReceiverGroup()
+    group.may_end.set()
+    receiver = Receiver.joining(lambda: group)
+    specs = (Spec("a", "bfloat16", (2,)), Spec("b", "bfloat16", (2,)))
+    announced = TransferPlan(tensors=specs, buckets=(1, 1))
+    group.byte = 255
+    receiver.begin(announced)
+    with refused("weights-not-finite", "a"):
+        settle(receiver)
+    receiver.drop()
+    group.byte = 1
+    receiver.begin(announced)
+    settle(receiver)
+    assert set(receiver.take()) == {"a", "b"}
+    receiver.close()

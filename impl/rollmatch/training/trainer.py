@@ -41,6 +41,7 @@ from rollmatch.training.evaluation import evaluate_policy, keep_evaluation
 from rollmatch.training.learner import Learner
 from rollmatch.training.packer_state import WindowTargets
 from rollmatch.training.report import StepReport
+from rollmatch.weights.finite import first_not_finite
 from rollmatch.weights.named_weights import named_weights
 
 
@@ -417,11 +418,18 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         raise LaunchError(problem, code="images-on-some-ranks", key=KEY, remedy=remedy)
 
     def _maybe_log_save_evaluate(self, *arguments: Any, **named: Any) -> None:
-        """As transformers'. Errors, on all ranks, before weights are saved: ``loss-not-finite``."""
-        if not all(self.source.ranks.gather(self.report.is_finite)):
-            problem = f"the loss of step {self.state.global_step} is no finite number, nor are the weights now"
-            remedy = "Continue from the last checkpoint (--resume) with a lower one, or with a lower max_grad_norm."
+        """As transformers'. Errors, on all ranks, before weights are saved or sent: ``loss-not-finite``,
+        ``policy-not-finite``.
+        """
+        ranks, step = self.source.ranks, self.state.global_step
+        remedy = "Continue from the last checkpoint (--resume) with a lower one, or with a lower max_grad_norm."
+        if not all(ranks.gather(self.report.is_finite)):
+            problem = f"the loss of step {step} is no finite number, nor are the weights now"
             raise LearnError(problem, code="loss-not-finite", key="training.learning_rate", remedy=remedy)
+        trained = ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
+        if name := next(filter(None, ranks.gather(first_not_finite(trained))), None):
+            problem = f"{name} holds NaN or infinity after step {step}"
+            raise LearnError(problem, code="policy-not-finite", key="training.learning_rate", remedy=remedy)
         super()._maybe_log_save_evaluate(*arguments, **named)
 
     def _waiting(self, step: int) -> Sequence[Segment]:

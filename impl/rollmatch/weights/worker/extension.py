@@ -17,6 +17,7 @@ from torch import nn
 
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import DIRECT
+from rollmatch.weights.finite import first_not_finite
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.transfer_plan import MergePlan, TransferPlan, from_wire
 from rollmatch.weights.worker.in_place import InPlaceReceiver, Served
@@ -59,6 +60,8 @@ class WorkerExtension:
     rollmatch_base: FrozenWeights | None = None
     rollmatch_serves_base = True
     """Whether nothing was loaded since the start."""
+    rollmatch_may_be_nan = True
+    """Whether cached keys and values may be NaN: those of weights that the engine was started with."""
 
     @_with_failure
     def rollmatch_open(self, address: bytes, transport: str) -> Reply:
@@ -106,6 +109,7 @@ class WorkerExtension:
         """Put what was received into the model, except tied tensors, which come with what they are tied to."""
         receiver = self._rollmatch_needed()
         merged = receiver.merged
+        self._rollmatch_clear_blocks()
         self._rollmatch_forget_base()
         receiver.load_into(self._rollmatch_model(), aliases=aliases)
         if merged is not None:
@@ -138,9 +142,22 @@ class WorkerExtension:
         if isinstance(receiver, InPlaceReceiver):
             receiver.base = self._rollmatch_kept_base() if plan.merge else None
         receiver.begin(plan)
+        if plan.in_place:
+            self._rollmatch_clear_blocks()
         if plan.in_place and not plan.merge:
             self._rollmatch_forget_base()
         return {}
+
+    def _rollmatch_clear_blocks(self) -> None:
+        """Clear keys and values that weights with NaN or infinity have made; nothing is generated meanwhile.
+
+        Attention multiplies what it masks by 0, which leaves NaN as it is. Only weights that the engine was started
+        with may be such: others are refused.
+        """
+        if self.rollmatch_may_be_nan and first_not_finite(self._rollmatch_model().named_parameters()):
+            for block in self.model_runner.kv_caches:
+                block.zero_()
+        self.rollmatch_may_be_nan = False
 
     def _rollmatch_model(self) -> nn.Module:
         """Without what vLLM wraps around it for CUDA graphs."""

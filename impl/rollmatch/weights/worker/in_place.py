@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rollmatch.errors import SyncError
 from rollmatch.weights.digest import add_mixed, add_mixed_in, bytes_of, mixed_digests
+from rollmatch.weights.finite import check_totals, totals_of
 from rollmatch.weights.group_address import GroupAddress, bind
 from rollmatch.weights.nccl import MERGE_LIMIT_S, DirectGroup, failing, open_direct
 from rollmatch.weights.plan import Spec
@@ -130,7 +131,7 @@ class InPlaceReceiver(Receiver):
         """
         group, sums = self.group, self._new_sums(len(plan.tensors))
         group.follow()
-        found, first = dict[str, Tensor](), 0
+        found, first, totals = dict[str, Tensor](), 0, list[Tensor]()
         for num_tensors in plan.buckets:
             specs = plan.tensors[first : first + num_tensors]
             lengths = [prod(spec.shape) for spec in specs]
@@ -138,11 +139,13 @@ class InPlaceReceiver(Receiver):
             group.broadcast_group([flat])
             with group.working():
                 add_mixed_in(flat, [spec.num_bytes for spec in specs], sums[0, first : first + num_tensors])
+                totals.append(totals_of(torch.split(flat, lengths)))
             parts = zip(specs, torch.split(flat, lengths), strict=True)
             found |= {spec.name: part.view(spec.shape) for spec, part in parts}
             first += num_tensors
         names = [spec.name for spec in plan.tensors]
         check_announced(names, self._announced_of(names, sums, received), received)
+        check_totals(names, torch.cat(totals))
         return found
 
     def _merge(self, plan: MergePlan, adapter: Mapping[str, Tensor], received: Received) -> None:
@@ -152,11 +155,12 @@ class InPlaceReceiver(Receiver):
         sums = self._new_sums(len(plan.merges))
         self.group.follow()
         with self.group.working():
-            merge_in_place(self.layout, plan, adapter, self.base, sums=sums[0])
+            totals = merge_in_place(self.layout, plan, adapter, self.base, sums=sums[0])
         names = [merge.name for merge in plan.merges]
         announced = self._announced_of(names, sums, received, limit_s=MERGE_LIMIT_S)  # others may still merge
         wanted = dict(zip(names, announced, strict=True))
         check_merged(received.digests, wanted | dict(plan.merged_digests or {}))
+        check_totals(names, totals)
 
     def _new_sums(self, number: int) -> Tensor:
         """[2, number, 2] of what is here, and as the learner has it."""
@@ -177,12 +181,13 @@ class InPlaceReceiver(Receiver):
     ) -> dict[str, Tensor]:
         """Every bucket, then the learner's digests; into the model, or ``beside`` it.
 
-        Returns what is in neither by now.
+        Returns what is in neither by now. Errors: ``WeightsNotFinite``; the model then holds a mixture, unless
+        ``beside`` was given.
         """
         group, specs = self.group, plan.tensors
         sums = self._new_sums(len(specs))
         group.follow()
-        kept: dict[str, Tensor] = {}
+        kept, totals = dict[str, Tensor](), list[Tensor]()
         points, first = [group.mark()], 0
         for num_tensors in plan.buckets:
             bucket = specs[first : first + num_tensors]
@@ -190,6 +195,7 @@ class InPlaceReceiver(Receiver):
             group.broadcast_group(memory)
             with group.working():
                 add_mixed([bytes_of(part) for part in memory], sums[0, first : first + num_tensors])
+                totals.append(totals_of(memory))
                 kept |= self._store(bucket, memory) if beside is None else {}
             first += num_tensors
             points.append(group.mark())
@@ -197,6 +203,7 @@ class InPlaceReceiver(Receiver):
                 group.wait(points[-2], lambda: _check_wanted(received))  # or scratch memory would pile up
         names = [spec.name for spec in specs]
         check_announced(names, self._announced_of(names, sums, received), received)
+        check_totals(names, torch.cat(totals))
         return kept
 
     def _location_of(self, name: str) -> Location:

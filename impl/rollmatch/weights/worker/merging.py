@@ -16,6 +16,7 @@ from torch import Tensor
 from rollmatch.errors import SyncError
 from rollmatch.model.merge import AdaptedWeight, LoraFactors, check_fit, merge_by_kernel, merge_weight, merges_by_kernel
 from rollmatch.weights.digest import DigestMismatch, add_mixed, bytes_of, digest_of
+from rollmatch.weights.finite import check_totals, totals_of
 from rollmatch.weights.plan import Merge
 from rollmatch.weights.transfer_plan import MergePlan
 from rollmatch.weights.worker.receiver import Received, Receiver
@@ -76,7 +77,7 @@ class FrozenWeights:
 def merge_received(receiver: Receiver, plan: MergePlan, base: FrozenWeights) -> dict[str, str]:
     """Replace the received adapter by merged weights, and by the base's where the model holds something else.
 
-    Returns the digests of all that was merged. Errors: ``AdapterMisfit``, ``DigestMismatch``.
+    Returns the digests of all that was merged. Errors: ``AdapterMisfit``, ``DigestMismatch``, ``WeightsNotFinite``.
     """
     parts = receiver.take()
     merged = dict[str, Tensor]()
@@ -89,6 +90,7 @@ def merge_received(receiver: Receiver, plan: MergePlan, base: FrozenWeights) -> 
         merged[merge.name] = merge_named(merge, weight, parts, out=out)
         digests[merge.name] = digest_of(out).hex()
     check_merged(digests, plan.merged_digests)
+    check_totals(list(merged), totals_of(list(merged.values())))
     restored = base.names_to_restore((spec.name for spec in plan.model), merged)
     tensors = merged | {name: base.read(name) for name in restored}
     receiver.put_back(Received(tensors=tensors, blocks=blocks, merged=frozenset(merged)))
@@ -97,22 +99,23 @@ def merge_received(receiver: Receiver, plan: MergePlan, base: FrozenWeights) -> 
 
 def merge_in_place(
     layout: WeightLayout, plan: MergePlan, adapter: Mapping[str, Tensor], base: FrozenWeights, *, sums: Tensor
-) -> None:
+) -> Tensor:
     """Write merged weights, and the base's where something else is, on the current stream of a GPU.
 
-    Adds what their digests are made of to [len(plan.merges), 2] ``sums``. Errors: ``AdapterMisfit``,
-    ``weights-broken``;
-    the model may then hold a mixture.
+    Adds what their digests are made of to [len(plan.merges), 2] ``sums``; returns [len(plan.merges)] ``totals_of``
+    them. Errors: ``AdapterMisfit``, ``weights-broken``; the model may then hold a mixture.
     """
     names = [merge.name for merge in plan.merges]
     for name in base.names_to_restore((spec.name for spec in plan.model), names):
         write_tensors(layout.model, layout, {name: base.read(name).to(base.device)})
-    base.changed = set(names)
+    base.changed, totals = set(names), list[Tensor]()
     for start in range(0, len(names), _AT_ONCE):
         some = plan.merges[start : start + _AT_ONCE]
         merged = _merge_together(layout, some, adapter, base)
         write_tensors(layout.model, layout, merged)
         add_mixed([bytes_of(tensor) for tensor in merged.values()], sums[start : start + len(some)])
+        totals.append(totals_of(list(merged.values())))
+    return torch.cat(totals)
 
 
 def merge_named(merge: Merge, weight: Tensor, tensors: Mapping[str, Tensor], *, out: Tensor | None = None) -> Tensor:

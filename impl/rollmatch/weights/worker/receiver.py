@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rollmatch.errors import FAILURES, RollmatchError, SyncError
 from rollmatch.weights.digest import DIRECT, GLOO, NUM_DIGEST_BYTES, DigestMismatch, cut, digest_of_bytes
+from rollmatch.weights.finite import check_totals, totals_of
 from rollmatch.weights.gloo import Blocks, Completion, GlooGroup, InFlight
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, bind
 from rollmatch.weights.group_store import GO, GroupStore
@@ -21,13 +22,6 @@ from rollmatch.weights.transfer_plan import TransferPlan
 
 STATELESS = "stateless"
 TRANSPORTS = (GLOO, DIRECT, STATELESS)
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-
-class WeightsNotFinite(SyncError):
-    """A weight that was sent holds NaN or infinity."""
-
-    code = "weights-not-finite"
 
 
 class SyncDropped(SyncError):
@@ -56,8 +50,8 @@ class Received:
     blocks: list[Tensor] = field(default_factory=list)
     """The memory that the tensors lie in."""
     digests: dict[str, str] = field(default_factory=dict)
-    not_finite: list[str] = field(default_factory=list)
-    """Names of tensors that hold NaN or infinity."""
+    totals: list[Tensor] = field(default_factory=list)
+    """Of the tensors of each bucket, as ``totals_of``."""
     num_tensors: int = 0
     """That were announced, with those that are merged from them."""
     merged: frozenset[str] | None = None
@@ -257,10 +251,9 @@ class Receiver:
             in_flight.add(trailer)
         in_flight.wait()
         announced = _digests_in(trailer) if plan.digests_follow else plan.digests or ()
-        check_announced([spec.name for spec in plan.tensors], announced, received)
-        if received.not_finite:
-            remedy = "Continue from an older checkpoint with a lower learning rate."
-            raise WeightsNotFinite("holds NaN or infinity", key=received.not_finite[0], remedy=remedy)
+        names = [spec.name for spec in plan.tensors]
+        check_announced(names, announced, received)
+        check_totals(names, torch.cat(received.totals))
 
     def _begin_bucket(self, specs: Sequence[Spec], in_flight: InFlight, received: Received) -> None:
         sizes = [spec.num_bytes for spec in specs]
@@ -272,7 +265,7 @@ class Receiver:
             received.tensors |= dict(zip(names, cut(block, [spec.kind for spec in specs]), strict=True))
             digests = map(digest_of_bytes, torch.split(block, sizes))
             received.digests |= {name: digest.hex() for name, digest in zip(names, digests, strict=True)}
-            received.not_finite += [name for name in names if not is_finite(received.tensors[name])]
+            received.totals.append(totals_of([received.tensors[name] for name in names]))
 
         in_flight.add(block, then=keep)
 
@@ -289,11 +282,6 @@ def load_into(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> No
             key="load",
             remedy="Run a full sync; if it fails again, restart the server.",
         ) from error
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity; a sum takes no memory. One-byte types pass."""
-    return tensor.dtype not in _FLOATS or bool(tensor.sum(dtype=torch.float64).isfinite())
 
 
 def check_announced(names: Sequence[str], announced: Sequence[str], received: Received) -> None:
