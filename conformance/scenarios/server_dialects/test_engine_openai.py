@@ -88,6 +88,16 @@ def test_a_chat_with_an_image_has_the_ids_and_logprobs_of_the_native_route(
     assert choice.finish_reason == "stop"
 
 
+def test_images_alone_are_a_content_with_the_prompt_of_the_native_route(client, server, base, scene_requests):
+    url = data_url(Path(scene_requests[0].sample.images[0]))
+    parts = [{"type": "image_url", "image_url": {"url": url}}]
+    reply = ask(client, [{"role": "user", "content": parts}], max_tokens=4, extra_body={"return_token_ids": True})
+    request = {"request_id": "0", "messages": [{"role": "user", "content": [{"type": "image"}]}], "images": [url]}
+    status, body = server.post("/native/infer/", {"requests": [request], "sampling": {"max_tokens": 4}})
+    assert status == 200, body
+    assert reply.prompt_token_ids == body["responses"][0]["prompt_token_ids"]
+
+
 @pytest.mark.scenario(
     "server-dialects/token-ids-go-in-and-come-out",
     clauses=["server-dialects/the-openai-dialect-serves-openai-clients#10"],

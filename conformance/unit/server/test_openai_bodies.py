@@ -186,8 +186,8 @@ def test_only_what_was_given_reaches_vllm():
     body = ChatBody.model_validate(chat(SMALL, tools=tools, user="me", best_of=1, temperature=None))
     assert body.for_vllm().keys() == {"messages", "tools"}
     assert body.for_vllm()["tools"] == tools
-    (message,) = body.messages_for_vllm(["the image"])
-    assert message["content"] == [{"type": "image_pil", "image_pil": "the image"}]
+    (content,) = body.parts(["the image"])
+    assert content == [{"type": "image_pil", "image_pil": "the image"}]
 
 
 class StreamingReplica(PretendingReplica):

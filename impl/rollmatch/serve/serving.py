@@ -1,6 +1,7 @@
 """From settings to a listening server."""
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -24,6 +25,10 @@ from rollmatch.server.replica import VllmReplica, dead
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import ServerState, assemble
 
+_COLLECT_AFTER = (10_000, 50, 1_000)
+"""Objects, and collections of younger ones, after which Python looks for cycles: a call with log-probabilities makes
+millions of objects, none of them in a cycle.
+"""
 DEAD_CODE = 1
 """Exit code of a server that ended because a worker had died."""
 _START_POLL_S = 0.02
@@ -41,6 +46,9 @@ def serve(settings: ServerSettings, listener: socket.socket, shutdown: Shutdown)
     os.register_at_fork(after_in_child=shutdown.forget_in_child)
     with asyncio.Runner() as runner:
         state = runner.run(_start(settings))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: a collection that looks at all of it holds the event loop
+        gc.set_threshold(*_COLLECT_AFTER)
         shutdown.begin_serving()
         where = f"http://{settings.host}:{settings.port}"
         print(f"rollout server ready: {where} ({settings.data_parallel_size} replicas)", file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ REFUSALS: Mapping[str, tuple[int, str]] = MappingProxyType(
         "prompt-too-long": (400, "A prompt and its longest response fit into max_model_len."),
         "sampling-value-invalid": (400, "Sampling values lie in the ranges that the engine has."),
         "engine-refused": (400, "The engine accepts what passed the server's own checks."),
+        "structure-refused": (400, "The structure of a response is compiled within limits on time and memory."),
         "image-unreadable": (
             400,
             "An image is a PNG, JPEG, WebP, BMP or GIF that can be decoded, of a shape that the model takes.",

@@ -11,6 +11,7 @@ from rollmatch.server.failures import Refusal
 from rollmatch.server.payloads import InferBatch, InferReply, InferRequest, InferResponse, Sampling
 from rollmatch.server.prompts import EnginePrompt, GenerateRequest, PromptMaker, check_room
 from rollmatch.server.replica import EngineOutput
+from rollmatch.server.structures import StructureCheck
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -24,6 +25,7 @@ class ResponseGenerator:
     def __init__(self, pool: EnginePool, prompts: PromptMaker, *, max_model_len: int) -> None:
         self.pool, self.prompts, self.max_model_len = pool, prompts, max_model_len
         self.limits = prompts.reader.limits
+        self.structures = StructureCheck(prompts.tokenizer, vocabulary_size=prompts.vocabulary_size)
 
     async def infer(self, batch: InferBatch, *, instance: str, call_id: str = "") -> InferReply:
         """The native dialect's call; ``call_id``: as ``EnginePool.generate_all``.
@@ -57,6 +59,8 @@ class ResponseGenerator:
             return []
         self.pool.check()
         self._check_limits(requests, where)
+        for regex in {request.regex for request in requests if request.regex}:
+            await self.structures.check({"regex": regex})
         may_download = any(_names_urls(request) for request in requests)
         prepared = await self.prompts.reader.beside(may_download, self._prepare, requests, where, clamp)
         try:

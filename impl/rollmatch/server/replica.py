@@ -1,12 +1,13 @@
 """One engine: vLLM's ``AsyncLLM`` with our worker extension. The only module of the server that imports vllm."""
 
 import asyncio
+import copy
 import inspect
 import os
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
 _RESET_PAUSE_S, _END_S = 0.001, 0.5
+_RESPONSES_AT_ONCE, _OUTPUTS_AT_ONCE = 16, "4"
+"""Responses to one prompt that are begun, and outputs of vLLM's engine that are read, in one turn of the event loop:
+with 20 log-probabilities each takes a millisecond.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +89,7 @@ class VllmReplica:
         first_seed = arguments.get("seed", 0)
         if isinstance(first_seed, int):
             arguments["seed"] = first_seed + index  # with one seed, all replicas would write the same responses
+        os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", _OUTPUTS_AT_ONCE)
         config = AsyncEngineArgs(**arguments).create_engine_config()
         if not settings.gpus:
             # vLLM has just set "spawn" for CPUs; a fork finds torch and vLLM loaded: 1 s of CPU in place of 8.
@@ -120,7 +126,7 @@ class VllmReplica:
     async def generate(self, prompt: EnginePrompt, params: "SamplingParams", request_id: str) -> EngineOutput:
         """Sample one response; cancelling frees its place. Errors: ``Refusal``, ``WorkerDead``."""
         last = None
-        async for part in self.stream(prompt, params, request_id):
+        async for part in self._call(prompt, params, request_id, first=0):
             last = part
         assert last is not None
         return _output_of(last.output, num_top=params.logprobs or 0)
@@ -130,8 +136,26 @@ class VllmReplica:
     ) -> AsyncGenerator[EnginePart]:
         """Parts of the responses to one prompt as they are written; closing frees their place.
 
+        Many responses are several calls of vLLM, which prepares all of one call in one turn of the event loop.
         ``options``: further keyword arguments of ``AsyncLLM.generate``. Errors: ``Refusal``, ``WorkerDead``.
         """
+        from vllm.sampling_params import RequestOutputKind
+
+        calls = []
+        for first in range(0, params.n, _RESPONSES_AT_ONCE):
+            some = copy.copy(params)
+            some.n = min(_RESPONSES_AT_ONCE, params.n - first)
+            some.seed = None if params.seed is None else params.seed + first  # as vLLM counts them within a call
+            calls.append(self._call(prompt, some, f"{request_id}-{first}", first=first, **options))
+        is_in_parts = params.output_kind != RequestOutputKind.FINAL_ONLY
+        async with aclosing(_merged(calls, is_in_parts=is_in_parts)) as parts:
+            async for part in parts:
+                yield part
+
+    async def _call(
+        self, prompt: EnginePrompt, params: "SamplingParams", request_id: str, *, first: int, **options: object
+    ) -> AsyncGenerator[EnginePart]:
+        """One call of vLLM; ``first``: index of its first response."""
         given: dict[str, object] = {"prompt_token_ids": prompt.token_ids}
         if prompt.images:
             given["multi_modal_data"] = {"image": prompt.images}
@@ -144,6 +168,8 @@ class VllmReplica:
             with _engine_death_as_ours():
                 async with aclosing(self.engine.generate(given, params, request_id, **options)) as outputs:
                     async for output in outputs:
+                        for answer in output.outputs:
+                            answer.index += first
                         num_tokens = sum(len(answer.token_ids) for answer in output.outputs)
                         yield EnginePart(output=output, num_tokens=num_tokens, is_last=output.finished)
         except (ValueError, TypeError, OverflowError, refused, EngineGenerateError) as error:
@@ -190,6 +216,42 @@ class VllmReplica:
         known = inspect.signature(self.engine.shutdown).parameters
         self.engine.shutdown(**({"timeout": _END_S} if "timeout" in known else {}))
         del self.engine  # else it shuts down once more while Python ends, when half of it is gone
+
+
+async def _merged(calls: Sequence[AsyncGenerator[EnginePart]], *, is_in_parts: bool) -> AsyncGenerator[EnginePart]:
+    """Parts of several calls as they come, or one that holds all; closing ends the calls. Errors: theirs."""
+    came: asyncio.Queue[EnginePart | asyncio.Task[None]] = asyncio.Queue()
+
+    async def write(call: AsyncGenerator[EnginePart]) -> None:
+        async with aclosing(call):
+            async for part in call:
+                came.put_nowait(part)
+
+    tasks, whole = list[asyncio.Task[None]](), list[EnginePart]()
+    try:
+        for call in calls:
+            tasks.append(asyncio.create_task(write(call)))
+            tasks[-1].add_done_callback(came.put_nowait)
+            await asyncio.sleep(0)
+        num_left = len(tasks)
+        while num_left:
+            part = await came.get()
+            if isinstance(part, asyncio.Task):
+                part.result()
+                continue
+            num_left -= part.is_last
+            if is_in_parts:
+                yield replace(part, is_last=not num_left)
+            else:
+                whole.append(part)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if whole:
+        answers = [answer for part in whole for answer in part.output.outputs]
+        whole[0].output.outputs = sorted(answers, key=lambda answer: answer.index)
+        yield replace(whole[0], num_tokens=sum(part.num_tokens for part in whole))
 
 
 def dead() -> WorkerDead:

@@ -1,14 +1,17 @@
 """What vLLM's OpenAI classes return, as replies that name the policy version; what they refuse, as refusals of ours."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+import types
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from jinja2 import TemplateError
+from pydantic import BaseModel
 
 from rollmatch.dialects.openai.engine import CallNotes
 from rollmatch.server.failures import Refusal, openai_failure_of
@@ -25,22 +28,34 @@ class Endpoint:
     """One of vLLM's serving classes."""
 
     request_type: Any
-    answer: Callable[[Any], Any]
+    answer: Callable[[Any], Coroutine[Any, Any, Any]]
     """Request -> response, error (with ``error``) or chunks of a stream."""
     misread: tuple[type[Exception], ...]
 
-    async def begin(self, fields: Mapping[str, object], call: CallNotes) -> "dict[str, Any] | CompletionStream":
-        """A whole response, or a stream up to its first chunk. Errors: ``Refusal``, ``WorkerDead``."""
+    async def begin(
+        self, fields: Mapping[str, object], call: CallNotes, *, parts: Sequence[list[dict[str, object]]] = ()
+    ) -> "dict[str, Any] | CompletionStream":
+        """A whole response, or a stream up to its first chunk. Errors: ``Refusal``, ``WorkerDead``.
+
+        ``parts``: content of each message, in place of what is validated: vLLM validates URLs of images, and renders
+        decoded ones.
+        """
         try:
-            reply = await self.answer(self.request_type.model_validate(fields))
+            request = self.request_type.model_validate(fields)
+            for place, content in enumerate(parts):
+                if content:
+                    request.messages[place]["content"] = content
+            answering = self.answer(request)
+            reply = await _beside_the_loop(answering, lambda: call.is_written)
             if isinstance(reply, AsyncGenerator):
                 return await _begun(reply, call)
         except self.misread as error:
+            if call.error is not None:  # ours, which vLLM's classes may have wrapped
+                raise call.error from error
             raise _refused(f"{type(error).__name__}: {error}", HTTPStatus.BAD_REQUEST) from error
         if hasattr(reply, "error"):
             raise _refused(reply.error.message, reply.error.code)
-        response: dict[str, Any] = reply.model_dump()
-        return response
+        return await asyncio.to_thread(_fields_of, reply)
 
 
 class CompletionStream:
@@ -88,6 +103,49 @@ def _versioned(chunk: str, call: CallNotes, n: int) -> str:
     elif call.error is not None:
         fields = {"error": openai_failure_of(call.error)}
     return f"{_DATA}{msgspec.json.encode(fields).decode()}\n\n"
+
+
+@types.coroutine
+def _beside_the_loop(coroutine: Coroutine[Any, Any, Any], is_long: Callable[[], bool]) -> Generator[Any, Any, Any]:
+    """Run a coroutine on the event loop, and in a thread as soon as its steps are long ones."""
+    resume: Callable[[], Any] = partial(coroutine.send, None)
+    while True:
+        step = asyncio.to_thread(_step, resume).__await__() if is_long() else None
+        has_ended, value = _step(resume) if step is None else (yield from step)
+        if has_ended:
+            return value
+        try:
+            resume = partial(coroutine.send, (yield value))
+        except BaseException as error:  # noqa: BLE001  # it is the coroutine's to handle, a cancellation too
+            resume = partial(coroutine.throw, error)
+
+
+def _step(resume: Callable[[], Any]) -> tuple[bool, Any]:
+    """Whether the coroutine has ended, with its result; else with what it waits for."""
+    try:
+        return False, resume()
+    except StopIteration as end:
+        return True, end.value
+
+
+def _fields_of(reply: Any) -> dict[str, Any]:
+    """A response's fields, choice by choice: pydantic keeps the interpreter lock until it is done."""
+    choices = [choice.model_dump(exclude={"logprobs"}) for choice in reply.choices]
+    for fields, choice in zip(choices, reply.choices, strict=True):
+        fields["logprobs"] = _plain(choice.logprobs)
+    found: dict[str, Any] = reply.model_dump(exclude={"choices"})
+    return found | {"choices": choices}
+
+
+def _plain(value: Any) -> Any:
+    """``model_dump`` of log-probabilities, in small steps.
+
+    >>> _plain([1, {"a": (2,)}, None])
+    [1, {'a': (2,)}, None]
+    """
+    if isinstance(value, BaseModel):
+        return {name: _plain(field) for name, field in value}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
 def model_unknown(problem: str) -> Refusal:

@@ -141,15 +141,12 @@ class ChatMessage(Payload):
         parts = self.content if isinstance(self.content, list) else []
         return (part.image_url.url for part in parts if isinstance(part, ImagePart))
 
-    def for_vllm(self, images: Iterator[Image.Image]) -> JsonObject:
-        """The message with the next of ``images`` in place of each URL."""
-        fields = self.model_dump(exclude_none=True)
-        if isinstance(self.content, list):
-            fields["content"] = [
-                {"type": "image_pil", "image_pil": next(images)} if isinstance(part, ImagePart) else part.model_dump()
-                for part in self.content
-            ]
-        return fields
+    def parts(self, images: Iterator[Image.Image]) -> list[JsonObject]:
+        """Its content as vLLM renders it, with the next of ``images`` in place of each URL."""
+        return [
+            {"type": "image_pil", "image_pil": next(images)} if isinstance(part, ImagePart) else part.model_dump()
+            for part in (self.content if isinstance(self.content, list) else [])
+        ]
 
 
 class ChatBody(OpenAIBody):
@@ -187,10 +184,10 @@ class ChatBody(OpenAIBody):
         """As above."""
         return (self.top_logprobs or 0) + 1 if self.logprobs else 0
 
-    def messages_for_vllm(self, images: Iterable[Image.Image]) -> Iterator[JsonObject]:
-        """The messages with ``images`` in place of their URLs, in order."""
+    def parts(self, images: Iterable[Image.Image]) -> list[list[JsonObject]]:
+        """``ChatMessage.parts`` of each message; ``images`` are those of all, in order."""
         left = iter(images)
-        return (message.for_vllm(left) for message in self.messages)
+        return [message.parts(left) for message in self.messages]
 
 
 class CompletionBody(OpenAIBody):

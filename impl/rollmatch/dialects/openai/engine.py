@@ -18,6 +18,7 @@ from rollmatch.server.failures import WorkerDead
 from rollmatch.server.prompts import EnginePrompt
 from rollmatch.server.replica import dead
 from rollmatch.server.state import ServerState
+from rollmatch.server.structures import KINDS
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -27,6 +28,10 @@ _OPTIONS = ("reasoning_ended", "reasoning_parser_kwargs")
 """Keyword arguments of ``generate`` that concern the response; the others are of what is not served."""
 
 
+_TURNS = 4
+"""Of the event loop, in which vLLM's task learns that the responses to the other prompts of its call are whole."""
+
+
 @dataclass(slots=True)
 class CallNotes:
     """What the route learns of its call, past vLLM's classes."""
@@ -34,6 +39,10 @@ class CallNotes:
     versions: dict[int, int] = field(default_factory=dict)
     """Index of a prompt -> policy version of its responses; those that have begun."""
     num_prompts: int = 0
+    num_written: int = 0
+    """Prompts whose responses are whole."""
+    is_written: bool = False
+    """Whether those of all prompts are, and vLLM's classes have them."""
     error: RollmatchError | None = None
 
 
@@ -84,12 +93,21 @@ class PooledEngine:
         server = self._server
         try:
             prompt = await asyncio.to_thread(self._measured, rendered, place)
+            wanted = {kind: getattr(params.structured_outputs, kind, None) for kind in KINDS}
+            if structure := {kind: value for kind, value in wanted.items() if value is not None}:
+                await server.generator.structures.check(structure)
             params.max_tokens = min(params.max_tokens or 1, server.settings.max_model_len - prompt.expanded_len)
             stream = server.pool.stream(prompt, params, num_responses=params.n, **options)
             async with aclosing(stream) as parts:
                 async for part, version in parts:
                     call.versions[place] = version
                     yield part.output
+            call.num_written += 1
+            if call.num_written == call.num_prompts:
+                for _ in range(_TURNS):
+                    await asyncio.sleep(0)
+                call.is_written = True
+                await asyncio.sleep(0)
         except RollmatchError as error:
             call.error = error
             raise

@@ -5,21 +5,21 @@ written: one that a commit does not wait for ends with an error, because its beg
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
+from PIL import Image
 from starlette.responses import Response, StreamingResponse
 
 from rollmatch.dialects.openai.answers import CompletionStream, Endpoint, with_versions
-from rollmatch.dialects.openai.bodies import ChatBody, CompletionBody, OpenAIBody, text_size
+from rollmatch.dialects.openai.bodies import ChatBody, CompletionBody, JsonObject, OpenAIBody, text_size
 from rollmatch.dialects.openai.engine import CallNotes, notes
 from rollmatch.dialects.openai.serving import OpenAIServing, make_serving
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
-from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone
+from rollmatch.server.http import CONTENT_TYPES, answer, check_json, encoded, read_body, unless_gone
 from rollmatch.server.openapi import accepts
 from rollmatch.server.sampling import LONGEST, make_sampling
 from rollmatch.server.state import VERSION_HEADER, ServerState
@@ -44,8 +44,8 @@ def openai_routes(server: ServerState) -> APIRouter:
         urls = [url for message in body.messages for url in message.images()]
         check_count(len(urls), "max_images_per_call", server.settings.limits, key="messages.images")
         calls.check(body, [text_size(body.model_dump(exclude_none=True)) - sum(map(len, urls))])
-        fields = await calls.with_images(body, urls)
-        return await calls.serve(request, body, fields, (await calls.serving()).chat)
+        parts = body.parts(await calls.images_at(urls))
+        return await calls.serve(request, body, (await calls.serving()).chat, parts=parts)
 
     @router.post("/completions/")
     @accepts(CompletionBody, content_types=CONTENT_TYPES[:1])
@@ -57,7 +57,7 @@ def openai_routes(server: ServerState) -> APIRouter:
         num_ids = sum(len(prompt) for prompt in prompts if isinstance(prompt, list))
         check_count(num_ids, "max_tokens_per_call", server.settings.limits, key="prompt")
         calls.check(body, [len(prompt) if isinstance(prompt, str) else 0 for prompt in prompts])
-        return await calls.serve(request, body, body.for_vllm(), (await calls.serving()).completion)
+        return await calls.serve(request, body, (await calls.serving()).completion)
 
     return router
 
@@ -100,29 +100,31 @@ class OpenAICalls:
         self.server.generator.check_sampled_ids(sampling)
         self.server.generator.check_logprobs(n * len(text_sizes), body.longest() or LONGEST, body.num_top())
 
-    async def with_images(self, body: ChatBody, urls: list[str]) -> dict[str, object]:
-        """vLLM's fields, with our images in place of their URLs: it decodes and downloads none. Errors: ``Refusal``."""
+    async def images_at(self, urls: list[str]) -> list[Image.Image]:
+        """Decoded here: vLLM decodes and downloads none. Errors: ``Refusal``."""
         reader = self.server.prompts.reader
         budget = reader.budget()
         read = [(reader.read, url, f"messages.images[{place}]") for place, url in enumerate(urls)]
-        images = [
+        return [
             await reader.beside("://" in url, partial(call, url, budget, item=0, key=key)) for call, url, key in read
         ]
-        return body.for_vllm() | {"messages": list(body.messages_for_vllm(images))}
 
     async def serve(
-        self, request: Request, body: OpenAIBody, fields: Mapping[str, object], endpoint: Endpoint
+        self, request: Request, body: OpenAIBody, endpoint: Endpoint, *, parts: Sequence[list[JsonObject]] = ()
     ) -> Response:
-        """The response, or the beginning of a stream, whose headers name the version that it has to its end."""
+        """The response, or the beginning of a stream, whose headers name the version that it has to its end.
+
+        ``parts``: content of each message of a chat.
+        """
         call, server = CallNotes(), self.server
         notes.set(call)
         await server.chunked.before_generating()
-        reply = await unless_gone(request, endpoint.begin(fields, call))
+        reply = await unless_gone(request, endpoint.begin(body.for_vllm(), call, parts=parts))
         if isinstance(reply, Response):
             return reply
         version = {VERSION_HEADER: str(min(call.versions.values()))}
         if isinstance(reply, CompletionStream):
             chunks = reply.chunks(call, body.n or 1)
             return StreamingResponse(chunks, media_type="text/event-stream", headers=version)
-        whole = with_versions(reply, call, body.n or 1)
-        return Response(msgspec.json.encode(whole), media_type=CONTENT_TYPES[0], headers=version)
+        whole = await asyncio.to_thread(encoded, with_versions(reply, call, body.n or 1))
+        return Response(whole, media_type=CONTENT_TYPES[0], headers=version)

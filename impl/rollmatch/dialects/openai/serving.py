@@ -59,7 +59,12 @@ def _serving_of(server: ServerState, client: PooledEngine, models: Any) -> OpenA
     except (KeyError, TypeError, ValueError) as error:
         raise _parser_unknown(error) from error
     completion = OpenAIServingCompletion(client, models, online_renderer=renderer, request_logger=None)
-    misread = (*MISREAD, getattr(exceptions, "VLLMClientError", exceptions.VLLMNotFoundError))
+    names = (
+        "VLLMClientError",
+        "VLLMNotFoundError",
+        "GenerationError",
+    )  # the last: an engine could not follow a grammar
+    misread = (*MISREAD, *(getattr(exceptions, name) for name in names if hasattr(exceptions, name)))
     return OpenAIServing(
         chat=Endpoint(request_type=ChatCompletionRequest, answer=chat.create_chat_completion, misread=misread),
         completion=Endpoint(request_type=CompletionRequest, answer=completion.create_completion, misread=misread),

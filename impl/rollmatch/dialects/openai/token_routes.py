@@ -46,7 +46,7 @@ def token_routes(server: ServerState) -> APIRouter:
         fields = await asyncio.to_thread(_reply, body, outputs, name=names_of(server)[0])
         if body.return_token_ids:
             fields |= _prompt_of(body, outputs[0][0], server.prompts.image_id)
-        return server.with_version(answer(request, fields), outputs)
+        return server.with_version(await asyncio.to_thread(answer, request, fields), outputs)
 
     return router
 
