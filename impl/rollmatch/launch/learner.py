@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollmatch.config import RunConfig, load_config
+from rollmatch.config import RunConfig, load_config, resolved_yaml
 from rollmatch.config.effective import enforce_eager, rollout_backend
 from rollmatch.config.servers import uses_servers
 from rollmatch.data.checked import as_variables
@@ -21,7 +21,7 @@ from rollmatch.launch.nodes import Placement, check_endpoint, interface_variable
 from rollmatch.launch.processes import end_with_parent, run_child, shell_line, visible
 from rollmatch.model.source import with_local_model
 from rollmatch.records import Sample
-from rollmatch.run.directory import open_run_directory
+from rollmatch.run.directory import check_unchanged, open_run_directory
 from rollmatch.run.machine import check_engine, has_gpu, set_environment
 from rollmatch.run.preflight import load_checked
 from rollmatch.run.server_checks import (
@@ -80,6 +80,10 @@ def train_config(
         ready = prepared.result() if prepared else _prepare(config, train_samples, val_samples)
         return _run(config, ready, config_path=config_path, checkpoint=None)
     with open_run_directory(Path(config.training.output_dir), resume=resume, overwrite=overwrite) as directory:
+        if directory.checkpoint is not None:
+            check_unchanged(directory.checkpoint, resolved_yaml(config))
+        elif resume:
+            print(f"nothing to resume: {directory.path} holds no checkpoint; the run begins at step 0", flush=True)
         ready = prepared.result() if prepared else _prepare(config, train_samples, val_samples)
         return _run(config, ready, config_path=config_path, checkpoint=directory.checkpoint)
 

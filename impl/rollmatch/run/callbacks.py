@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from torch.optim import Optimizer
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from rollmatch.errors import ConfigError
@@ -50,6 +51,7 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         """Optimizer steps before the last evaluation."""
         self._last_step_at = time.perf_counter()
         self._num_underfull = 0
+        self._told_rate = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -78,6 +80,21 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         self._last_step_at = time.perf_counter()
         if state.global_step >= state.max_steps and self.console is not None:
             self.console.warn(f"all {state.max_steps} steps are done: raise training.max_steps (or epochs) to go on")
+
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: Optimizer | None = None,
+        **_: object,
+    ) -> None:
+        """Say where a step changes nothing."""
+        rates = [group["lr"] for group in optimizer.param_groups] if optimizer is not None else []
+        if rates and not any(rates) and self.console is not None and not self._told_rate:
+            self._told_rate = True
+            reason = "the warm-up begins there" if state.global_step == 0 and args.warmup_steps else "see its schedule"
+            self.console.warn(f"step {state.global_step + 1} has learning rate 0 and changes nothing: {reason}")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """On a requested stop: save, then end."""

@@ -15,7 +15,7 @@ from typing import IO
 
 import yaml
 
-from rollmatch.errors import LaunchError
+from rollmatch.errors import ErrorList, LaunchError, RollmatchError
 from rollmatch.journal import read_journal
 from rollmatch.model.source import checkpoints_in
 from rollmatch.training.checkpoint import find_damage
@@ -104,6 +104,49 @@ def probe_output_dir(path: Path) -> LaunchError | None:
     except (OSError, ValueError) as error:
         return _not_writable(path, error)
     return None
+
+
+_OF_THE_OPTIMIZER = "the optimizer's state in the checkpoint keeps the old value"
+_OF_THE_WINDOW = "what is under way between two steps was made with the old value"
+FIXED = {
+    "tuner": "the checkpoint holds the parameters that these keys choose",
+    "custom.trainer_variant": "the checkpoint belongs to that objective",
+    "training.seed": "samples would come in another order",
+    "training.packing": _OF_THE_WINDOW,
+    **dict.fromkeys(
+        (f"custom.extra.grpo.{name}" for name in ("num_generations", "steps_per_generation", "num_iterations")),
+        _OF_THE_WINDOW,
+    ),
+    **dict.fromkeys(
+        (f"training.{name}" for name in ("optim", "learning_rate", "weight_decay")),
+        _OF_THE_OPTIMIZER,
+    ),
+    **dict.fromkeys((f"training.adam_{name}" for name in ("beta1", "beta2", "epsilon")), _OF_THE_OPTIMIZER),
+}
+"""Key or section that a resumed run keeps -> why. All other changes are shown, and take effect."""
+
+
+def check_unchanged(checkpoint: Path, after: str) -> None:
+    """Compare the configuration beside a checkpoint with the one that continues, ``after``, as YAML.
+
+    Errors: ``ErrorList`` of ``resume-changed``, one for each key of ``FIXED``, and for a model of another name.
+    """
+    described = checkpoint.with_name(RESOLVED)
+    if not described.is_file():
+        return
+    old, new = (dict(_leaves(yaml.safe_load(text))) for text in (described.read_text(encoding="utf-8"), after))
+    errors: list[RollmatchError] = []
+    for key in old.keys() & new.keys():
+        names = (key, key.partition(".")[0])
+        reason = next((FIXED[name] for name in names if name in FIXED), None)
+        if key == "model.model" and Path(str(old[key])).name != Path(str(new[key])).name:
+            reason = "the checkpoint belongs to that model"
+        if reason is not None and old[key] != new[key]:
+            problem = f"was {old[key]} when the run began and is {new[key]}: {reason}"
+            remedy = f"Continue with {old[key]}, or start a new run with model.model: {checkpoint}."
+            errors.append(LaunchError(problem, code="resume-changed", key=key, remedy=remedy))
+    if errors:
+        raise ErrorList(sorted(errors, key=lambda error: error.key))
 
 
 def changed_keys(before: str, after: str) -> list[str]:

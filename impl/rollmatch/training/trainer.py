@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainerControl, TrainingArguments
 
 from rollmatch.config.strategy import KEY, Strategy
@@ -389,6 +390,20 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             self._load_from_checkpoint(resume_from_checkpoint, self.model_wrapped)
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         return self.model_wrapped, train_dataloader
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """As transformers', then the schedule's rate of this step: of a run with more steps now, it is another one.
+
+        transformers would take the first step with the rate that the run ended with, mostly 0.
+        """
+        super()._load_optimizer_and_scheduler(checkpoint)
+        schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
+        if checkpoint is None or not isinstance(schedule, LambdaLR):
+            return
+        rates = [base * rate(schedule.last_epoch) for base, rate in zip(schedule.base_lrs, schedule.lr_lambdas)]
+        for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        schedule._last_lr = rates
 
     def _accumulating(self, model: nn.Module) -> AbstractContextManager[None]:
         """Around all passes of an optimizer step but the last: without an exchange of gradients.

@@ -1,0 +1,85 @@
+"""What a resumed run may change, and that its first step learns."""
+
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conformance.doubles.digits import ROOT
+from rollmatch.cli.main import main
+
+SMALL = (
+    "custom.extra.rollout_matching.rollout_backend=hf",
+    "custom.extra.rollout_matching.rollout_generate_batch_size=32",
+    "custom.extra.grpo.num_generations=4",
+    "training.per_device_train_batch_size=8",
+    "training.learning_rate=1e-3",
+    "training.warmup_steps=0",
+    "training.max_steps=2",
+    "training.save_steps=1",
+    "training.save_total_limit=null",
+    "training.eval_scenes=2",
+    "training.report_to=none",
+)
+
+
+def run(out, *overrides, flags=()):
+    sets = [word for each in (*SMALL, f"training.output_dir={out}", *overrides) for word in ("--set", each)]
+    return main(["train", "fixtures/arithmetic/grpo.yaml", *sets, *flags])
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    out = tmp_path_factory.mktemp("resumed") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        assert run(out) == 0
+    return out
+
+
+def weights(out, step):
+    return load_file(out / f"checkpoint-{step}/model.safetensors")
+
+
+@pytest.mark.scenario(clauses=["determinism/a-resumed-run-changes-what-it-may#1"])
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.learning_rate=1e-4", "training.learning_rate: was 0.001 when the run began and is 0.0001"),
+        ("custom.extra.grpo.num_generations=8", "custom.extra.grpo.num_generations: was 4 when the run began and is 8"),
+        ("tuner.train_type=lora", "tuner.train_type: was full when the run began and is lora"),
+        ("training.seed=5", "training.seed: was 42 when the run began and is 5"),
+    ],
+)
+def test_what_the_checkpoint_decides_is_refused(begun, capsys, monkeypatch, override, said):
+    monkeypatch.chdir(ROOT)
+    before = (begun / "journal.jsonl").read_bytes()
+    assert run(begun, "training.max_steps=4", override, flags=("--resume",)) == 1
+    error = capsys.readouterr().err
+    assert "rollmatch: 1 problem" in error
+    assert f"[resume-changed] {said}" in error
+    assert f"start a new run with model.model: {begun}/checkpoint-2" in error
+    assert (begun / "journal.jsonl").read_bytes() == before
+
+
+@pytest.mark.scenario(clauses=["determinism/a-resumed-run-changes-what-it-may#2,3"])
+def test_more_steps_are_shown_and_the_first_of_them_learns(begun, capsys, monkeypatch):
+    """The schedule of two steps has ended at 0, where that of four steps is at half."""
+    monkeypatch.chdir(ROOT)
+    assert run(begun, "training.max_steps=4", flags=("--resume",)) == 0
+    printed = capsys.readouterr().out
+    assert "changed since the run began: training.max_steps: 2 -> 4" in printed
+    assert "learning rate 0" not in printed
+    before, after = weights(begun, 2), weights(begun, 3)
+    moved = max((before[name] - after[name]).abs().max().item() for name in before)
+    assert moved == pytest.approx(0.5e-3, rel=0.6), "Adam moves a weight by about the rate"
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_step_at_rate_0_and_a_resume_of_nothing_are_said(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert run(tmp_path / "run", "training.max_steps=1", "training.warmup_steps=5", flags=("--resume",)) == 0
+    printed = capsys.readouterr().out
+    assert f"nothing to resume: {tmp_path}/run holds no checkpoint; the run begins at step 0" in printed
+    assert len(re.findall("warning: step 1 has learning rate 0 and changes nothing: the warm-up", printed)) == 1
