@@ -88,6 +88,7 @@ def test_a_chat_with_an_image_has_the_ids_and_logprobs_of_the_native_route(
     assert choice.finish_reason == "stop"
 
 
+@pytest.mark.scenario(clauses=["server-dialects/the-openai-dialect-serves-openai-clients#13"])
 def test_images_alone_are_a_content_with_the_prompt_of_the_native_route(client, server, base, scene_requests):
     url = data_url(Path(scene_requests[0].sample.images[0]))
     parts = [{"type": "image_url", "image_url": {"url": url}}]

@@ -32,6 +32,7 @@ from rollmatch.server.settings import check_exposure, settings_from_json
         ({"content-type": "application/json; charset=utf-8"}, 200, None),
     ],
 )
+@pytest.mark.scenario(clauses=["rollout-server/the-server-keeps-to-itself#5"])
 def test_without_a_key_pages_of_other_sites_are_refused(served, headers, status, code):
     _, client = served()
     sent = {"content-type": "application/json"} | headers

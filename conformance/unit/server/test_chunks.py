@@ -69,6 +69,7 @@ def test_a_tied_tensor_behind_all_others_belongs_to_their_update(stand_in, tied,
     assert send(parts, client, {target: ZERO}, target) == (400, "tensor-missing")
 
 
+@pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#8"])
 def test_what_a_refused_update_left_with_the_workers_is_dropped(stand_in, tied):
     parts, client = stand_in
     alias, _ = tied

@@ -190,6 +190,7 @@ def test_a_head_without_end_is_cut(serve):
 BEGUN = b"POST /generate/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
 
 
+@pytest.mark.scenario(clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#8"])
 def test_a_body_that_breaks_off_is_counted_and_leaves_no_traceback(serve, caplog):
     served = serve()
     for _ in range(3):

@@ -135,6 +135,7 @@ def test_logprobs_are_those_of_sampled_tokens_and_the_likeliest_first(silent, nu
     assert output.top == top
 
 
+@pytest.mark.scenario(clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#10"])
 def test_a_token_that_is_cut_off_has_a_log_probability_that_json_can_hold(silent):
     """As with top_k 1 and two log-probabilities asked for."""
     from vllm.logprobs import Logprob

@@ -250,6 +250,7 @@ def test_messages_that_cannot_be_rendered_are_refused(post, messages):
 CALLS = [{"type": "function", "function": {"name": "look", "arguments": {"at": "cat"}}}]
 
 
+@pytest.mark.scenario(clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#11"])
 @pytest.mark.parametrize("content", [{}, {"content": None}], ids=["no content", "null"])
 def test_a_message_that_only_calls_tools_needs_no_content(post, content):
     """As OpenAI's clients send back what they got."""

@@ -10,6 +10,7 @@ from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import events, make_trainer
 from rollmatch.ranks import Ranks
 from rollmatch.run.callbacks import RunWatcher
+from rollmatch.training.checkpoint import write_manifest
 
 
 def watched(folder, *overrides):
@@ -52,6 +53,26 @@ def test_weights_that_are_no_numbers_end_the_run_before_they_are_saved(tmp_path)
     with refused("policy-not-finite", "training.learning_rate", problem="holds NaN or infinity after step 2"):
         trainer.train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+
+
+class Harmful:
+    """Leaves a mark where it is unpickled by a loader that calls what a pickle names."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (open, (str(self.mark), "w"))
+
+
+def test_a_foreign_pickle_in_a_checkpoint_is_named_and_not_run(tmp_path):
+    watched(tmp_path)[0].train()
+    checkpoint = tmp_path / "checkpoint-1"
+    torch.save(Harmful(tmp_path / "mark"), checkpoint / "optimizer.pt")
+    write_manifest(checkpoint)
+    with refused("checkpoint-unreadable", "--resume"):
+        watched(tmp_path, "training.max_steps=2")[0].train(resume_from_checkpoint=str(checkpoint))
+    assert not (tmp_path / "mark").exists()
 
 
 class OneRankHasNoNumber(Ranks):

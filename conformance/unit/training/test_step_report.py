@@ -78,15 +78,19 @@ def full():
     step.batches = [batch(3, num_tokens=90, fill=0.9), batch(1, num_tokens=30, fill=0.3)]
     step.num_carried = 2
     step.phase_s["rollout"] = 0.5
+    step.phase_s["learn"] = 0.25
     return step
 
 
+@pytest.mark.scenario(clauses=["observability/time-is-measured-by-phase#5"])
 def test_figures_count_rollouts_rows_and_what_is_carried(full):
     figures = full.figures()
     wanted = {
         "rollout_tokens": 40,
         "rollout_tok_s": 80,
         "learn_tokens": 120,
+        "learn_tok_s": 480,
+        "forwards_s": 8,
         "segments": 4,
         "carried": 2,
         "appended": 7,

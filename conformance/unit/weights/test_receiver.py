@@ -14,15 +14,15 @@ from rollmatch.weights.worker.receiver import Receiver
 
 
 class ReceiverGroup:
-    """Every broadcast carries one byte over and over, and ends when it may."""
+    """Every broadcast carries the same bytes over and over, and ends when it may."""
 
-    rank, byte = 0, 1
+    rank, content = 0, (1,)
 
     def __init__(self):
         self.may_end = threading.Event()
 
     def begin(self, memory):
-        memory.fill_(self.byte)
+        memory.copy_(torch.tensor([*self.content], dtype=torch.uint8).repeat(len(memory) // len(self.content)))
         return self.may_end.wait
 
     def close(self):
@@ -122,13 +122,24 @@ def test_weights_that_are_not_finite_are_refused_and_the_next_ones_taken():
     receiver = Receiver.joining(lambda: group)
     specs = (Spec("a", "bfloat16", (2,)), Spec("b", "bfloat16", (2,)))
     announced = TransferPlan(tensors=specs, buckets=(1, 1))
-    group.byte = 255
+    group.content = (255,)
     receiver.begin(announced)
     with refused("weights-not-finite", "a"):
         settle(receiver)
     receiver.drop()
-    group.byte = 1
+    group.content = (1,)
     receiver.begin(announced)
     settle(receiver)
     assert set(receiver.take()) == {"a", "b"}
+    receiver.close()
+
+
+def test_matrices_that_arrive_swapped_are_kept_as_they_are_stored():
+    group, sent = ReceiverGroup(), torch.arange(12, dtype=torch.uint8).view(2, 3, 2)
+    group.may_end.set()
+    group.content = range(12)
+    receiver = Receiver.joining(lambda: group)
+    receiver.begin(TransferPlan(tensors=(Spec("a", "uint8", (2, 2, 3)),), buckets=(1,), swapped=("a",)))
+    settle(receiver)
+    assert torch.equal(receiver.take()["a"], sent.mT)
     receiver.close()

@@ -6,7 +6,7 @@ dialects wait for that commit, and return what went wrong.
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rollmatch.errors import RollmatchError
 from rollmatch.server.announced import (
@@ -73,11 +73,13 @@ class ChunkedUpdate:
         self.update.check_attached(ANONYMOUS)
         if not self._names.are_of_checkpoint(tensors):
             tensors = await asyncio.to_thread(self._names.parts_of, tensors)
+        swapped = await asyncio.to_thread(self._names.swapped_in, tensors)
+        tensors = [_swap(spec) if spec.name in swapped else spec for spec in tensors]
         await self._check_turn()
         for spec in tensors:
             check_tensor(spec, self.model, is_cast=True)  # TRL's trainers keep float32, and announce it
         async with self._announcing:
-            await self._receive(tensors)
+            await self._receive(tensors, swapped=swapped)
             self.update.gather(spec.name for spec in tensors)
             self._follow()
 
@@ -128,9 +130,9 @@ class ChunkedUpdate:
         self.update.check_attached(ANONYMOUS)
         self.update.check(Event.ANNOUNCED_CHUNK)
 
-    async def _receive(self, tensors: Sequence[TensorSpec]) -> None:
+    async def _receive(self, tensors: Sequence[TensorSpec], *, swapped: Iterable[str] = ()) -> None:
         self.update.fire(Event.ANNOUNCED_CHUNK)
-        plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),))
+        plan = TransferPlan(tensors=specs_of(tensors), buckets=(len(tensors),), swapped=tuple(swapped))
         await self.pool.call_all("rollmatch_receive", to_wire(plan))
         self._num_announced += 1
 
@@ -172,3 +174,8 @@ class ChunkedUpdate:
             agreed([reply["digests"] for reply in replies])
         await self.communicator.swap(self.update.policy_version + 1)
         self._committed = {target: digests[target] for target in self.model.aliases.values() if target in digests}
+
+
+def _swap(spec: TensorSpec) -> TensorSpec:
+    """As it is stored."""
+    return spec.model_copy(update={"shape": (*spec.shape[:-2], spec.shape[-1], spec.shape[-2])})

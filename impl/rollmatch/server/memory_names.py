@@ -1,10 +1,13 @@
 """Tensors as transformers names them in memory, as tensors of the checkpoint.
 
 Trainers of TRL send ``named_parameters()``. Those names differ from a checkpoint's where transformers renames at
-loading (Qwen2-VL), and one tensor in memory may be several there (experts of Qwen3-MoE).
+loading (Qwen2-VL), one tensor in memory may be several there (experts of Qwen3-MoE), and one of the same name may have
+its last two dimensions swapped (experts of Qwen3-VL-MoE).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -14,6 +17,7 @@ from transformers import AutoConfig
 from rollmatch.model.checkpoint import CheckpointNames, model_tensors
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import TensorSpec
+from rollmatch.weights.plan import TensorMismatch
 
 Places = tuple[tuple[str, tuple[int, ...]], ...]
 """Name and shape of each tensor of a checkpoint whose bytes follow each other in one tensor in memory."""
@@ -24,8 +28,10 @@ class MemoryNames:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._known: dict[str, tuple[tuple[int, ...], Places]] | None = None
-        """Name in memory -> shape there, and places."""
+
+    @cached_property
+    def _in_memory(self) -> "_InMemory":
+        return _read(self._model)
 
     def are_of_checkpoint(self, specs: Sequence[TensorSpec]) -> bool:
         """Whether all names are those of the checkpoint."""
@@ -35,29 +41,67 @@ class MemoryNames:
         """The checkpoint's tensors that announced ones are; one that is none of the model's stays as it is."""
         return [part for spec in specs for part in self._parts_of(spec)]
 
+    def swapped_in(self, specs: Sequence[TensorSpec]) -> frozenset[str]:
+        """Names of those that are announced as they are in memory, with the dimensions of the checkpoint swapped.
+
+        Errors: ``TensorMismatch``, where these are equal, so that nobody can tell.
+        """
+        swapped = [spec for spec in specs if self._may_be_swapped(spec) and spec.name in self._in_memory.swapped]
+        for spec in swapped:
+            if spec.shape[-1] == spec.shape[-2]:
+                problem = "may have its last two dimensions swapped, which are equal"
+                remedy = "Send the weights by the native dialect."
+                raise TensorMismatch(problem, key=spec.name, remedy=remedy, code="tensor-layout-unknown")
+        return frozenset(spec.name for spec in swapped)
+
+    def _may_be_swapped(self, spec: TensorSpec) -> bool:
+        held = self._model.tensors.get(spec.name)
+        is_stack = held is not None and len(held.shape) > 2  # of matrices
+        return is_stack and held is not None and spec.shape == (*held.shape[:-2], held.shape[-1], held.shape[-2])
+
     def _parts_of(self, spec: TensorSpec) -> list[TensorSpec]:
         if self.are_of_checkpoint([spec]):
             return [spec]
-        if self._known is None:
-            self._known = _read(self._model)
-        shape, places = self._known.get(spec.name, ((), ()))
+        shape, places = self._in_memory.places.get(spec.name, ((), ()))
         if shape != spec.shape:
             return [spec]
         return [TensorSpec(name=name, dtype=spec.dtype, shape=part) for name, part in places]
 
 
-def _read(model: Model) -> dict[str, tuple[tuple[int, ...], Places]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InMemory:
+    """Tensors of a model as transformers holds them."""
+
+    places: Mapping[str, tuple[tuple[int, ...], Places]]
+    """Name -> shape, and places in the checkpoint."""
+    swapped: frozenset[str]
+    """Names of those whose last two dimensions are swapped in the checkpoint."""
+
+
+def _read(model: Model) -> _InMemory:
     """Of the model's own class, made without memory; empty where transformers has no such class."""
     config = AutoConfig.from_pretrained(model.directory)
     kind = getattr(transformers, (config.architectures or [""])[0], None)
     if kind is None:
-        return {}
+        return _InMemory(places={}, swapped=frozenset())
     with torch.device("meta"):
         made = kind(config)
     tensors = dict(model_tensors(made))
     names = CheckpointNames(made, tensors)
-    read = ((key, tuple(tensor.shape)) for key, tensor in tensors.items() if names.is_separate(key))
-    return {key: (shape, places) for key, shape in read if (places := _places(names, key, shape, model))}
+    read = [(key, tuple(tensor.shape)) for key, tensor in tensors.items() if names.is_separate(key)]
+    return _InMemory(
+        places={key: (shape, places) for key, shape in read if (places := _places(names, key, shape, model))},
+        swapped=frozenset(key for key, shape in read if _is_swapped(names, key, shape)),
+    )
+
+
+def _is_swapped(names: CheckpointNames, key: str, shape: tuple[int, ...]) -> bool:
+    """Seen by numbers in matrices of 2 x 3."""
+    if len(shape) <= 2:  # no stack of matrices
+        return False
+    numbers = torch.arange(prod(shape[:-2]) * 6).view(*shape[:-2], 2, 3)
+    parts = list(names.convert([(key, numbers)]))
+    return len(parts) == 1 and parts[0][0] == key and torch.equal(parts[0][1], numbers.mT)
 
 
 def _places(names: CheckpointNames, key: str, shape: tuple[int, ...], model: Model) -> Places:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.protocol import Objective
 from rollmatch.records import Rollout, Sample, rounded
@@ -90,6 +92,14 @@ def covered(spans: Iterable[Span], *, within: Span) -> float:
             total += end - begin
             reached = end
     return total
+
+
+def gpu_use() -> dict[str, float]:
+    """Share of the last second in which this rank's GPU computed; empty without a GPU, or without ``nvidia-ml-py``."""
+    try:
+        return {"gpu_use": torch.cuda.utilization() / 100} if torch.cuda.is_available() else {}
+    except (ModuleNotFoundError, RuntimeError):
+        return {}
 
 
 def _share(part: float, whole: float) -> float:
@@ -188,7 +198,7 @@ class StepReport:
         waited_for = sum(len(rollout.response_token_ids) for rollout in self.rollouts)
         rollout_tokens = waited_for if self.num_rollout_tokens is None else self.num_rollout_tokens
         learn_tokens = sum(batch.num_tokens for batch in self.batches)
-        fills = [batch.fill for batch in self.batches]
+        batches, fills = self.batches, [batch.fill for batch in self.batches]
         return {
             **(dict.fromkeys(self.objective.term_names, 0.0) | self.terms),
             **self.summary,
@@ -199,6 +209,7 @@ class StepReport:
             "rollout_tok_s": waited_for / self.phase_s["rollout"] if self.phase_s["rollout"] else 0.0,
             "learn_tokens": float(learn_tokens),
             "learn_tok_s": learn_tokens / self.phase_s["learn"] if self.phase_s["learn"] else 0.0,
+            "forwards_s": len(batches) / self.phase_s["learn"] if self.phase_s["learn"] else 0.0,
             "overlong/prompts_truncated": float(self.num_cut_prompts),
             "overlong/segments_truncated": float(self.num_cut),
             "overlong/segments_skipped": float(self.num_skipped),

@@ -6,6 +6,7 @@
 checkpoints hold what is under way between two steps (``Checkpointer``).
 """
 
+import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +24,7 @@ from transformers import Trainer, TrainerControl, TrainingArguments
 from rollmatch.config.strategy import KEY, Strategy
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.data.order import check_order
-from rollmatch.errors import LaunchError, LearnError, RolloutError, SyncError
+from rollmatch.errors import LaunchError, LearnError, RolloutError, SyncError, first_line
 from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import Passes
 from rollmatch.learn.head import Logits, Scoring, logprobs_of
@@ -41,7 +42,7 @@ from rollmatch.training.checkpointer import Checkpointer
 from rollmatch.training.evaluation import evaluate_policy, keep_evaluation
 from rollmatch.training.learner import Learner
 from rollmatch.training.packer_state import WindowTargets
-from rollmatch.training.report import StepReport
+from rollmatch.training.report import StepReport, gpu_use
 from rollmatch.weights.finite import first_not_finite
 from rollmatch.weights.named_weights import named_weights
 
@@ -108,6 +109,10 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         """
         try:
             return super().train(*arguments, **named)
+        except pickle.UnpicklingError as error:  # torch loads tensors and plain values only
+            problem = f"a file of the checkpoint holds other things than tensors: {first_line(error)}"
+            remedy = "Resume from a checkpoint that this program wrote."
+            raise LaunchError(problem, code="checkpoint-unreadable", key="--resume", remedy=remedy) from error
         except (RolloutError, SyncError) as error:
             step, is_shared = self.state.global_step, error.is_shared or self.source.ranks.learner_world_size == 1
             if is_shared and step and not self.checkpointer.is_saved(step):
@@ -225,7 +230,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             waits = self.source.ranks.gather(self.report.phase_s["rollout"])
             figures |= {f"time/rollout_s/rank{rank}": seconds for rank, seconds in enumerate(waits)}
             phases = {f"time/{phase}_s": seconds for phase, seconds in self.report.phase_s.items()}
-            logs |= self.report.figures() | figures | phases
+            logs |= self.report.figures() | figures | phases | gpu_use()
         super().log(logs, start_time)
         if timeline:
             self.source.journal.write("timeline", **timeline)

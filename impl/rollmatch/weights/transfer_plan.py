@@ -30,6 +30,8 @@ class TransferPlan:
     """What an adapter is merged by as soon as it has arrived; then the digests of the learner's merge follow."""
     aliases: tuple[str, ...] = ()
     """Names of tied tensors, which have no memory of their own in the model."""
+    swapped: tuple[str, ...] = ()
+    """Names of tensors that arrive with their last two dimensions swapped."""
     in_place: bool = False
     """Whether tensors go straight into the model, not beside it until they are loaded."""
 
@@ -56,6 +58,6 @@ def from_wire(raw: bytes, kind: type[_Message]) -> _Message:
     >>> from_wire(to_wire(TransferPlan(tensors=(Spec("a", "int8", (2,)),), buckets=(1,))), TransferPlan)
     ... # doctest: +NORMALIZE_WHITESPACE
     TransferPlan(tensors=(Spec(name='a', dtype='int8', shape=(2,)),), buckets=(1,), sync_id=None, digests=None,
-        digests_follow=False, may_repeat=False, merge=None, aliases=(), in_place=False)
+        digests_follow=False, may_repeat=False, merge=None, aliases=(), swapped=(), in_place=False)
     """
     return msgspec.msgpack.decode(raw, type=kind)

@@ -16,7 +16,6 @@ from rollmatch.weights.gloo import Blocks, Completion, GlooGroup, InFlight
 from rollmatch.weights.group_address import GroupAddress, TransferFailed, bind
 from rollmatch.weights.group_store import GO, GroupStore
 from rollmatch.weights.nccl import DirectGroup
-from rollmatch.weights.plan import Spec
 from rollmatch.weights.stateless import StatelessGroup
 from rollmatch.weights.transfer_plan import TransferPlan
 
@@ -244,7 +243,7 @@ class Receiver:
             wait_go(self._group.store, plan.sync_id)
         in_flight, first = InFlight(self._group.begin), 0
         for num_tensors in plan.buckets:
-            self._begin_bucket(plan.tensors[first : first + num_tensors], in_flight, received)
+            self._begin_bucket(plan, slice(first, first + num_tensors), in_flight, received)
             first += num_tensors
         trailer = torch.empty(len(plan.tensors) * NUM_DIGEST_BYTES * plan.digests_follow, dtype=torch.uint8)
         if plan.digests_follow:
@@ -255,7 +254,8 @@ class Receiver:
         check_announced(names, announced, received)
         check_totals(names, torch.cat(received.totals))
 
-    def _begin_bucket(self, specs: Sequence[Spec], in_flight: InFlight, received: Received) -> None:
+    def _begin_bucket(self, plan: TransferPlan, place: slice, in_flight: InFlight, received: Received) -> None:
+        specs = plan.tensors[place]
         sizes = [spec.num_bytes for spec in specs]
         block = self._blocks.take(sum(sizes))
         received.blocks.append(block)
@@ -263,6 +263,9 @@ class Receiver:
         def keep() -> None:
             names = [spec.name for spec in specs]
             received.tensors |= dict(zip(names, cut(block, [spec.kind for spec in specs]), strict=True))
+            for name in set(plan.swapped).intersection(names):
+                tensor = received.tensors[name]
+                received.tensors[name] = tensor.view(tensor.mT.shape).mT.contiguous()
             digests = map(digest_of_bytes, torch.split(block, sizes))
             received.digests |= {name: digest.hex() for name, digest in zip(names, digests, strict=True)}
             received.totals.append(totals_of([received.tensors[name] for name in names]))
