@@ -66,7 +66,9 @@ def test_scores_are_over_all_scenes():
     _, reports = MATCHING.make_segments(samples, [rollout(answer(element())), rollout("nothing")])
     metrics, parts = summarize(reports), parts_of(reports)
     assert (metrics["precision"], metrics["recall"], metrics["f1"]) == (1.0, 1 / 3, 2 / 4)
-    assert metrics["invalid_rate"] == 0.5
+    assert (metrics["invalid_rate"], metrics["malformed_rate"]) == (0.5, 0.0)
+    bad = answer(element(), element(9, 9, 2, 2), element(desc=""))
+    assert summarize(MATCHING.make_segments(samples[:1], [rollout(bad)])[1])["malformed_rate"] == 2 / 3
     assert (parts["f1"], parts["invalid_rate"]) == ([(2, 3), (0, 1)], [(0, 1), (1, 1)])
     assert {type(value) for value in metrics.values()} == {float}
 

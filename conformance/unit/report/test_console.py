@@ -39,11 +39,11 @@ def test_without_a_terminal_every_step_is_one_plain_line(monkeypatch):
         console.step(step(10, loss=12.3456, f1=float("nan"), rollout_tok_s=12_345.6, phase_s={"learn": 123.4}))
         console.warn("truncated rate 12%")
     assert stream.getvalue() == (
-        "step  9/60  loss 3.535  f1 0.23  iou 0.23  invalid  34.0%  fill 0.93  rollout  2,400 tok/s"
-        "  sync  0.1 rollout  1.1 target  0.0 pack  0.0 learn  2.4 s\n"
+        "step  9/60  loss 3.535  f1 0.23  iou 0.23  invalid  34.0%  cut   8.5%  fill 0.93  rollout  2,400 tok/s"
+        "  sync  0.1 rollout  1.1 target  0.0 pack  0.0 learn  2.4 s  left 3 min 11 s\n"
         "evaluated at step 9: f1 0.31 [saved]\n"
-        "step 10/60  loss 12.35  f1    -  iou 0.17  invalid  33.3%  fill 0.93  rollout 12,346 tok/s"
-        "  sync    - rollout    - target    - pack    - learn  123 s\n"
+        "step 10/60  loss 12.35  f1    -  iou 0.17  invalid  33.3%  cut   8.3%  fill 0.93  rollout 12,346 tok/s"
+        "  sync    - rollout    - target    - pack    - learn  123 s  left 3 min 8 s\n"
         "warning: truncated rate 12%\n"
     )
 
@@ -74,7 +74,7 @@ def test_a_terminal_gets_a_bar_under_the_lines(monkeypatch):
 
 
 def test_a_narrow_terminal_gets_the_short_line(monkeypatch):
-    for columns, with_phases in ((100, False), (160, True)):
+    for columns, with_phases in ((110, False), (190, True)):
         monkeypatch.setenv("COLUMNS", str(columns))
         stream = Terminal()
         with StepConsole(60, stream) as console:
@@ -117,6 +117,7 @@ def test_the_final_table_has_changes_and_their_sense():
         "Recall 0.100 - -",
         "Mean IoU 0.550 0.400 -0.150 \u25bc worse",
         "Invalid 42.0% 0.0% -42.0 pp \u25bc better",
+        "Malformed objects - - -",
         "Truncated 10.0% 0.0% -10.0 pp \u25bc better",
     ]
     assert "\x1b" not in stream.getvalue()

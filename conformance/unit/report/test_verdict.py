@@ -58,6 +58,12 @@ def test_the_status_says_how_far_the_run_came(ending, status, text):
     assert (one.status, one.status_text) == (status, text)
 
 
+def test_a_headline_about_invalid_responses_counts_malformed_objects():
+    before, after = ({"invalid_rate": 0.4, "malformed_rate": 0.1}, {"invalid_rate": 0.0, "malformed_rate": 0.12})
+    headline = verdict(evaluated_event(0, **before), evaluated_event(60, **after)).headline
+    assert headline.endswith(" Invalid responses fell from 40.0% to 0.0%, 12.0% of the objects are malformed.")
+
+
 def test_restarts_and_lost_steps_are_noted():
     one = verdict(*step_events(1), *step_events(2), run_event(resumed_from=1))
     assert one.notices == ("Started 2 times, last from step 1.", "1 step undone by a restart, not counted here.")

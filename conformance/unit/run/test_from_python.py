@@ -93,6 +93,30 @@ def test_the_evaluation_before_the_first_step_can_be_left_out(tmp_path):
     assert [event["step"] for event in read_journal(out / JOURNAL) if event["event"] == "evaluated"] == [1]
 
 
+def nothing(answer, sample):
+    return 0.0
+
+
+@pytest.mark.scenario(clauses=["observability/a-run-that-does-not-learn-says-so#1,2"])
+@pytest.mark.parametrize(
+    ("max_new_tokens", "cause"),
+    [(1, "100% of the completions are cut off: raise max_new_tokens"), (12, "they are about 0: read completions")],
+)
+def test_three_steps_without_differing_rewards_are_said_with_the_cause(tmp_path, capsys, max_new_tokens, cause):
+    config = keys(tmp_path) | {"training.max_steps": 4, "training.eval_on_start": False}
+    config["custom.extra.rollout_matching"] = config["custom.extra.rollout_matching"] | {
+        "max_new_tokens": max_new_tokens
+    }
+    train(config, train_data=DATA, rewards=[nothing])
+    printed = capsys.readouterr().out
+    warnings = [line for line in printed.splitlines() if line.startswith("warning: no group has taught anything")]
+    assert len(warnings) == 1
+    assert cause in warnings[0]
+    steps = [line for line in printed.splitlines() if line.startswith("step ")]
+    assert all("flat 100.0%" in line and "cut " in line for line in steps)
+    assert ["left" in line for line in steps] == [True, True, True, False]
+
+
 @pytest.mark.parametrize("function", [lambda answer, sample: 1.0, partial(right, sample=None)])
 def test_a_function_without_a_name_is_refused_before_anything_is_written(tmp_path, function):
     with refused("reward-not-importable", "rewards"):

@@ -1,7 +1,9 @@
 """Console output of a run: one line per optimizer step, a progress bar where there is a terminal."""
 
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
+from statistics import median
 from types import TracebackType
 from typing import IO
 
@@ -13,12 +15,14 @@ from rich.text import Text
 
 from rollmatch.report.facts import run_facts
 from rollmatch.report.history import Event
-from rollmatch.report.numbers import MISSING, finite, fixed, percent, plain
+from rollmatch.report.numbers import MISSING, duration, finite, fixed, percent, plain
 from rollmatch.report.phases import TIMED
 from rollmatch.report.verdict import Change
 
 SPEED_WINDOW_S = 3600.0
 """Past time that the ETA is worked out from; rich's own 30 s would see no two steps of a large model."""
+RECENT_STEPS = 20
+"""Steps whose median says how long the rest takes."""
 STYLES = {"better": "green", "worse": "yellow", "same": "dim", "unclear": "dim", "": "dim"}
 
 
@@ -35,6 +39,7 @@ class StepConsole:
         self._progress = _make_progress(self._console) if self._console.is_terminal else None
         self._task = None if self._progress is None else self._progress.add_task("training", total=total_steps)
         self._seen_steps = False
+        self._seconds: deque[float] = deque(maxlen=RECENT_STEPS)
         if self._progress is not None:
             self._progress.start()
 
@@ -43,8 +48,19 @@ class StepConsole:
         line = step_line(event, total_steps=self._total_steps)
         if self._progress is not None and line.cell_len > self._console.width:
             line = step_line(event, total_steps=self._total_steps, with_phases=False)
+        if self._progress is None:  # the bar says it
+            line.append_text(self._time_left(event))
         self._print(line)
         self._advance(event.get("step"))
+
+    def _time_left(self, event: Mapping[str, object]) -> Text:
+        """From the median of the last steps: the first one compiles."""
+        step, seconds = event.get("step"), finite(event.get("step_s"))
+        if seconds is None or type(step) is not int:
+            return Text()
+        self._seconds.append(seconds)
+        left = median(self._seconds) * (self._total_steps - step)
+        return Text(f"  left {duration(left)}", "dim") if left > 0 else Text()
 
     def note(self, text: str) -> None:
         """Print a note."""
@@ -97,8 +113,11 @@ def step_line(event: Mapping[str, object], *, total_steps: int, with_phases: boo
     """A step as one line whose columns stay in place from step to step.
 
     >>> event = {"step": 7, "loss": 1.8434, "f1": 0.61, "mean_iou": 0.48, "invalid_rate": 0.0, "fill": 0.93}
-    >>> step_line(event | {"rollout_tok_s": 2310.4}, total_steps=60, with_phases=False).plain
-    'step  7/60  loss 1.843  f1 0.61  iou 0.48  invalid   0.0%  fill 0.93  rollout  2,310 tok/s'
+    >>> event |= {"malformed_rate": 0.02, "truncated_rate": 0.1, "rollout_tok_s": 2310.4}
+    >>> step_line(event, total_steps=60, with_phases=False).plain.split("invalid")[0]
+    'step  7/60  loss 1.843  f1 0.61  iou 0.48  '
+    >>> step_line(event, total_steps=60, with_phases=False).plain.split("invalid")[1]
+    '   0.0%  malformed   2.0%  cut  10.0%  fill 0.93  rollout  2,310 tok/s'
     """
     width = len(str(total_steps))
     line = Text.assemble(
@@ -138,7 +157,16 @@ def _matches(event: Mapping[str, object]) -> Text:
         f"{plain(event.get('mean_iou'), digits=2):>4}",
         ("  invalid ", "dim"),
         (f"{percent(invalid):>6}", "yellow" if invalid else ""),
+        *_share("malformed", event.get("malformed_rate")),
+        *_share("cut", event.get("truncated_rate")),
     )
+
+
+def _share(name: str, value: object) -> tuple[tuple[str, str], ...]:
+    """A share that should be 0; left out where it was not measured."""
+    share = finite(value)
+    shown = ((f"  {name} ", "dim"), (f"{percent(share):>6}", "yellow" if share else ""))
+    return () if share is None else shown
 
 
 def _rewards(event: Mapping[str, object]) -> Text:
@@ -146,6 +174,8 @@ def _rewards(event: Mapping[str, object]) -> Text:
     return Text.assemble(
         ("  reward ", "dim"),
         (f"{plain(event.get('reward')):>6}", "bold"),
+        *_share("flat", event.get("flat_group_rate")),
+        *_share("cut", event.get("truncated_rate")),
         ("  kl ", "dim"),
         f"{plain(event.get('kl'), digits=4):>6}",
         ("  clip ", "dim"),

@@ -31,6 +31,7 @@ MEASURES = (
     Measure(key="recall", label="Recall"),
     Measure(key="mean_iou", label="Mean IoU"),
     Measure(key="invalid_rate", label="Invalid", higher_is_better=False, as_percent=True),
+    Measure(key="malformed_rate", label="Malformed objects", higher_is_better=False, as_percent=True),
     Measure(key="truncated_rate", label="Truncated", higher_is_better=False, as_percent=True),
 )
 
@@ -243,8 +244,12 @@ def _headline(history: History, changes: Sequence[Change]) -> str:
         return f"{_now(changes[0])} at step {step:,}; the evaluation to compare with is still to come."
     span = history.evaluations[-1]["step"] - history.evaluations[0]["step"]
     sentence = f"{_moved(changes[0])} in {_steps(span)}."
-    invalid = next((change for change in changes if change.measure.key == "invalid_rate"), None)
-    return f"{sentence} {_moved(invalid)}." if invalid is not None and invalid.direction else sentence
+    by_key = {change.measure.key: change for change in changes}
+    invalid, malformed = by_key.get("invalid_rate"), by_key.get("malformed_rate")
+    if invalid is None or not invalid.direction:
+        return sentence
+    still = f", {malformed.after_text} of the objects are malformed" if malformed and malformed.after else ""
+    return f"{sentence} {_moved(invalid)}{still}."
 
 
 def _steps(count: int) -> str:

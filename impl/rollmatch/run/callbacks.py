@@ -26,6 +26,10 @@ OF_THE_MACHINE = frozenset({"seconds", "tokens_per_s"})
 """Metrics that differ between ranks, so that one of them might end training alone."""
 UNDERFULL_STEPS = 10
 """Consecutive under-filled steps before a warning."""
+FLAT_STEPS = 3
+"""Consecutive steps without any difference in reward before a warning."""
+MANY_CUT = 0.5
+"""Share of completions at the length limit that explains equal rewards."""
 
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -50,7 +54,7 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         self.evaluated_at: int | None = None
         """Optimizer steps before the last evaluation."""
         self._last_step_at = time.perf_counter()
-        self._num_underfull = 0
+        self._num_underfull = self._num_flat = 0
         self._told_rate = False
 
     @contextmanager
@@ -126,6 +130,7 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         if self.console is not None:
             self.console.step(event)
             self._tell_if_underfull(float(logs["fill"]))
+            self._tell_if_flat(logs)
 
     def _tell_if_underfull(self, fill: float) -> None:
         if self.min_fill is None or self.console is None:
@@ -136,6 +141,22 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
                 f"rows have been filled less than {self.min_fill:.0%} for {UNDERFULL_STEPS} steps: raise "
                 "training.per_device_train_batch_size or lower global_max_length"
             )
+
+    def _tell_if_flat(self, logs: Mapping[str, float]) -> None:
+        """Where all completions of each group are worth the same, there is nothing to learn."""
+        self._num_flat = self._num_flat + 1 if logs.get("flat_group_rate") == 1 else 0
+        if self._num_flat != FLAT_STEPS or self.console is None:
+            return
+        reward, truncated = float(logs["reward"]), float(logs.get("truncated_rate", 0.0))
+        cause = (
+            f"{truncated:.0%} of the completions are cut off: raise max_new_tokens"
+            if truncated >= MANY_CUT
+            else f"they are about {reward:.3g}: read completions in run.html (rollmatch page); the task is too hard "
+            "or too easy for the model, or the reward function does not find the answer"
+        )
+        self.console.warn(
+            f"no group has taught anything for {FLAT_STEPS} steps, all rewards of each are equal: {cause}"
+        )
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_signal = number

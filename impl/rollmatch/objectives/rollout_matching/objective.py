@@ -123,6 +123,7 @@ RATES: Mapping[str, Callable[[RolloutReport], tuple[float, float]]] = {
     "f1_desc": lambda one: (2 * one.num_desc_correct, one.num_predicted + one.num_truth),
     "mean_iou": lambda one: (one.iou_sum, one.num_matched),
     "invalid_rate": lambda one: (one.invalid, 1),
+    "malformed_rate": lambda one: (sum(one.drops.values()), sum(one.drops.values()) + one.num_predicted),
     "truncated_rate": lambda one: (one.truncated, 1),
 }
 """Figure -> what a rollout adds to its numerator and to its denominator."""
@@ -138,8 +139,8 @@ def summarize(reports: Sequence[RolloutReport]) -> dict[str, float]:
 
     Counts are summed first, then divided: a scene without truth and without prediction adds nothing, f1 is
     ``2 matched / (predicted + truth)``. 0/0 is 0.0: where nothing was shown, nothing was earned.
-    ``f1_desc`` counts a match only if its description is right, ``mean_iou`` is over matched pairs, the rates are
-    over rollouts.
+    ``f1_desc`` counts a match only if its description is right, ``mean_iou`` is over matched pairs, ``malformed_rate``
+    over written objects, the other rates over rollouts.
     """
     drops = {f"drop/{reason}": float(sum(r.drops.get(reason, 0) for r in reports)) for reason in DropReason}
     return {name: _ratio(parts) for name, parts in parts_of(reports).items()} | drops
