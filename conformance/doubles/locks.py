@@ -76,7 +76,7 @@ class RolloutSide:
             self.notes.append((event, fields))
 
         return ObjectiveContext(
-            step=5, ranks=ranks, decoding=DECODING, generate=self.generate, score=self.score, log=note
+            step=5, ranks=ranks, decoding=DECODING, generate=self.generate, score=self.score, teach=None, log=note
         )
 
 

@@ -79,7 +79,7 @@ def assembled(config: RunConfig, samples, eval_samples, *, callbacks=None, is_sh
 def read(config: RunConfig) -> tuple[torch.nn.Module, Template]:
     """A copy of the policy, and its template: each is read from its files once."""
     custom = config.custom
-    key = (config.model, config.tuner, learner_dtype(config), custom.prompts, custom.learns_from_rewards)
+    key = (config.model, config.tuner, learner_dtype(config), custom.prompts, custom.learns_from_completions)
     if (kind := repr(key)) not in _READ:
         with torch.random.fork_rng():
             torch.manual_seed(config.training.seed)  # adapters of all kinds begin alike

@@ -193,6 +193,19 @@ class Matching:
     """Candidate pairs whose mask IoU was under the gate."""
 
 
+TopLogprobs = tuple[tuple[int, float], ...]
+"""The likeliest tokens of one place with their log-probabilities, likeliest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teaching:
+    """What a teacher says of a segment's target tokens, lists of [L - P]."""
+
+    logprobs: tuple[float, ...]
+    top: tuple[TopLogprobs, ...]
+    """Empty lists where none were asked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTarget:
     """What a policy gradient needs for the target tokens of a segment. Made by the objectives.
@@ -207,6 +220,11 @@ class PolicyTarget:
     """As the rollout engine sampled them, to correct for its differing from the learner; None: no correction."""
     reference_logprobs: tuple[float, ...] | None = None
     """Under the policy before training; None where the distance to it costs nothing."""
+    teacher_logprobs: tuple[float, ...] | None = None
+    """Under the teacher; None: there is none."""
+    teacher_top: tuple[TopLogprobs, ...] | None = None
+    """The teacher's likeliest tokens at each place; None: they are not needed."""
+    teacher_weight: float = 0.0
     is_masked: bool = False
     """Left out of the loss, but counted as a sequence."""
     is_written: tuple[bool, ...] | None = None

@@ -38,6 +38,7 @@ def targets_of(objective, *rollouts, samples=(SAMPLE,), ranks=None, log=lambda *
         decoding=Decoding(max_new_tokens=8, temperature=1.0),
         generate=None,
         score=lambda segments, reference=False: [(-2.0,) * segment.train_len for segment in segments],
+        teach=None,
         log=log,
     )
     return objective.make_segments(samples, rollouts, context)

@@ -14,6 +14,7 @@ from rollmatch.config.section import (
     Positive,
     PositiveShare,
     Section,
+    Share,
     ShareBelowOne,
     Text,
     Weight,
@@ -81,14 +82,15 @@ class CorrectionConfig(Section):
 
 
 class GrpoConfig(Section):
-    """Groups, rewards and policy gradient (grpo, vineppo, vineppo_mcts). Generation: see rollout_matching."""
+    """Groups, rewards and policy gradient (grpo, vineppo, vineppo_mcts, distill). Generation: see rollout_matching."""
 
-    num_generations: Annotated[int, Field(ge=2)] = 8
-    """Group size: completions per prompt, whose rewards are compared. Unit: completions."""
+    num_generations: Count = 8
+    """Group size: completions per prompt, whose rewards are compared. 1 needs distill without rewards.
+    Unit: completions."""
     rewards: Annotated[
         tuple[RewardConfig, ...], BeforeValidator(as_tuple, json_schema_input_type=list[RewardConfig])
     ] = ()
-    """Reward functions, summed by weight. trainer_variant: grpo needs at least one, or an environment."""
+    """Reward functions, summed by weight. All variants but distill need at least one, or an environment."""
     steps_per_generation: Count = 1
     """Optimizer steps served by one generation phase. Unit: optimizer steps."""
     num_iterations: Count = 1
@@ -139,6 +141,43 @@ class GrpoConfig(Section):
         if self.correction is None and self.correction_cap is not None:
             return CorrectionConfig(high=self.correction_cap)
         return self.correction
+
+
+class TeacherConfig(Section):
+    """One teacher: a model, or the policy itself."""
+
+    model: Text | None = None
+    """Directory of a saved Hugging Face model, or its id on the hub; it is loaded beside the policy, frozen. Its
+    tokenizer must have the policy's vocabulary."""
+    self: bool = False
+    """The policy itself teaches, with its weights as they are; needs prompt."""
+    prompt: Text | None = None
+    """What the teacher is asked in place of the last user message. {question} stands for the text of that message, and
+    {name} for the field name of the sample's metadata; {{ and }} are braces. null asks what the policy was asked."""
+    when: dict[str, Any] = Field(default_factory=dict)
+    """Metadata of the samples that it teaches, such as {task: math}. A sample has the first teacher whose fields are
+    the sample's; with {} it has any."""
+    weight: Positive = 1.0
+    """Weight of its loss; rewards have their own. Unit: loss weight."""
+
+
+class DistillConfig(Section):
+    """Teachers of trainer_variant: distill. Completions, rewards and policy gradient are configured in
+    custom.extra.grpo."""
+
+    teachers: Annotated[
+        tuple[TeacherConfig, ...], BeforeValidator(as_tuple, json_schema_input_type=list[TeacherConfig])
+    ] = ()
+    """Who says how likely each token of a completion should have been. distill needs at least one."""
+    loss: Literal["sampled", "divergence"] = "sampled"
+    """sampled: the log-probability by the teacher minus that by the policy is the advantage of each token in the policy
+    gradient. divergence: a divergence between both distributions at each token."""
+    beta: Share | None = None
+    """Which divergence: 0 is KL(teacher, policy), 1 is KL(policy, teacher), between them the generalised
+    Jensen-Shannon divergence, whose mixture has this share of the teacher. divergence needs it. Unit: share."""
+    top_k: Count | None = None
+    """The teacher's most probable tokens that the divergence tells apart; all others count as one. divergence needs it.
+    Unit: tokens."""
 
 
 class SearchConfig(Section):
@@ -236,9 +275,11 @@ class ExtraConfig(Section):
     rollout_matching: RolloutMatchingConfig = RolloutMatchingConfig()
     """Generation of every trainer_variant; matching and losses of rollout_matching_sft."""
     grpo: GrpoConfig = GrpoConfig()
-    """Groups, rewards and policy gradient of grpo, vineppo and vineppo_mcts."""
+    """Groups, rewards and policy gradient of grpo, vineppo, vineppo_mcts and distill."""
     vineppo: VinePpoConfig = VinePpoConfig()
     """Steps and values of vineppo and vineppo_mcts."""
+    distill: DistillConfig = DistillConfig()
+    """Teachers of distill."""
     environment: EnvironmentConfig = EnvironmentConfig()
     """Responses of several turns."""
     rollout_server: RolloutServerConfig = RolloutServerConfig()
@@ -250,11 +291,12 @@ class ExtraConfig(Section):
 class CustomConfig(Section):
     """Objective, data and prompts."""
 
-    trainer_variant: Literal["sft", "rollout_matching_sft", "grpo", "vineppo", "vineppo_mcts"] = Field(
+    trainer_variant: Literal["sft", "rollout_matching_sft", "grpo", "vineppo", "vineppo_mcts", "distill"] = Field(
         examples=["rollout_matching_sft"]
     )
-    """The objective: plain SFT on the true answers (stage 1), rollout-matching SFT, GRPO, VinePPO, or VinePPO with tree
-    search. sft generates for evaluations only, and needs no rollout server: in vllm.mode server it evaluates by hf."""
+    """The objective: plain SFT on the true answers (stage 1), rollout-matching SFT, GRPO, VinePPO, VinePPO with tree
+    search, or distillation on the policy's own completions. sft generates for evaluations only, and needs no rollout
+    server: in vllm.mode server it evaluates by hf."""
     train_jsonl: Text | None = Field(default=None, examples=["data/train.jsonl"])
     """Training samples, one JSON object per line. Required, unless there is a dataset."""
     val_jsonl: Text | None = Field(default=None, examples=["data/val.jsonl"])
@@ -275,14 +317,14 @@ class CustomConfig(Section):
     def _ask_for_the_format(self) -> Self:
         """Prompts that are not set request the configured answer format; with rewards, no format is wanted."""
         texts = PROMPTS_OF_FORMAT.get(self.extra.rollout_matching.answer_format, {})
-        if self.learns_from_rewards:
+        if self.learns_from_completions:
             texts = texts | {"system": ""}
         unset = {name: text for name, text in texts.items() if name not in self.prompts.model_fields_set}
         return self.model_copy(update={"prompts": self.prompts.model_copy(update=unset)}) if unset else self
 
     @property
-    def learns_from_rewards(self) -> bool:
-        """Whether answers are judged by reward functions, and not taught."""
+    def learns_from_completions(self) -> bool:
+        """Whether the policy's completions are learnt from as they are: judged by rewards or by teachers."""
         return self.trainer_variant not in ("sft", "rollout_matching_sft")
 
     @property
@@ -298,4 +340,4 @@ class CustomConfig(Section):
     @property
     def chat_system(self) -> str | None:
         """System message of samples with their own question; None where the variant accepts no such samples."""
-        return self.prompts.system if self.learns_from_rewards else None
+        return self.prompts.system if self.learns_from_completions else None

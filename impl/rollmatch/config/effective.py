@@ -126,7 +126,7 @@ def rollout_threads(config: RunConfig, *, on_gpu: bool) -> int | None:
 def steps_per_window(config: RunConfig) -> int:
     """Optimizer steps that learn from the rollouts of one generation phase."""
     rules = config.custom.extra.grpo
-    return rules.steps_per_generation * rules.num_iterations if config.custom.learns_from_rewards else 1
+    return rules.steps_per_generation * rules.num_iterations if config.custom.learns_from_completions else 1
 
 
 def num_windows_ahead(config: RunConfig) -> int:
@@ -163,7 +163,7 @@ def _rollouts_per_window(config: RunConfig) -> int:
     """Of one rank."""
     training, rules = config.training, config.custom.extra.grpo
     samples = training.per_device_train_batch_size * training.gradient_accumulation_steps
-    repeats = rules.steps_per_generation * rules.num_generations if config.custom.learns_from_rewards else 1
+    repeats = rules.steps_per_generation * rules.num_generations if config.custom.learns_from_completions else 1
     return samples * repeats
 
 
@@ -181,8 +181,21 @@ def reference_in_batch(config: RunConfig) -> bool:
     they are. Rollouts that are learnt from several times are scored once, before.
     """
     rules = config.custom.extra.grpo
-    measures = config.custom.learns_from_rewards and rules.beta != 0
+    measures = config.custom.learns_from_completions and rules.beta != 0
     return measures and not config.keeps_reference and rules.num_iterations == 1
+
+
+def has_policy_gradient(config: RunConfig) -> bool:
+    """Whether completions are learnt from by ratios and advantages, and not by a divergence alone."""
+    extra = config.custom.extra
+    is_divergence = config.custom.trainer_variant == "distill" and extra.distill.loss == "divergence"
+    return config.custom.learns_from_completions and (not is_divergence or bool(extra.grpo.rewards))
+
+
+def corrects(config: RunConfig) -> bool:
+    """Whether the engine's log-probabilities are wanted beside those that the ratio starts from."""
+    rules = config.custom.extra.grpo
+    return has_policy_gradient(config) and rules.corrects is not None and rules.old_logprobs == "recomputed"
 
 
 def old_logprobs(config: RunConfig) -> Literal["server", "recomputed", "current"]:
@@ -193,4 +206,6 @@ def old_logprobs(config: RunConfig) -> Literal["server", "recomputed", "current"
     rules = config.custom.extra.grpo
     if rules.old_logprobs == "server":
         return "server"
+    if not has_policy_gradient(config):
+        return "current"
     return "current" if rules.steps_per_generation * rules.num_iterations == 1 else "recomputed"

@@ -15,7 +15,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.js
 
 def check_files(config: RunConfig) -> None:
     """Check that what the tree names exists. Errors: ``ErrorList`` of the errors of this file."""
-    errors = [*_check_model(config), *_check_data(config), *_check_servers(config)]
+    errors = [*_check_model(config), *_check_teachers(config), *_check_data(config), *_check_servers(config)]
     if errors:
         raise ErrorList(errors)
 
@@ -28,7 +28,19 @@ def check_model(config: RunConfig) -> None:
 
 
 def _check_model(config: RunConfig) -> Iterator[ConfigError]:
-    directory, key = Path(config.model.model), "model.model"
+    directory = Path(config.model.model)
+    yield from _check_directory(directory, key="model.model")
+    if (directory / "config.json").is_file():
+        yield from _check_description(config, directory / "config.json")
+
+
+def _check_teachers(config: RunConfig) -> Iterator[ConfigError]:
+    for place, teacher in enumerate(config.custom.extra.distill.teachers):
+        if teacher.model is not None:
+            yield from _check_directory(Path(teacher.model), key=f"custom.extra.distill.teachers.{place}.model")
+
+
+def _check_directory(directory: Path, *, key: str) -> Iterator[ConfigError]:
     if not directory.is_dir():
         remedy = "Name a directory, or the id of a model on the Hugging Face hub, such as organization/name."
         yield ConfigError(f"{directory} is not a directory", code="model-directory-missing", key=key, remedy=remedy)
@@ -37,8 +49,6 @@ def _check_model(config: RunConfig) -> Iterator[ConfigError]:
         if not any((directory / name).is_file() for name in names):
             remedy = "Save the model with its fast tokenizer there."
             yield ConfigError(f"{directory} has no {names[0]}", code="model-file-missing", key=key, remedy=remedy)
-    if (directory / "config.json").is_file():
-        yield from _check_description(config, directory / "config.json")
 
 
 def quantized(model: str) -> ConfigError:

@@ -145,6 +145,8 @@ def nearest(key: str) -> str | None:
         return f"{section}.{close[0]}" if section else close[0]
     close = get_close_matches(name, sorted(set(homes.values())), cutoff=0.8)
     same = [path for path, home in homes.items() if close and home == close[0]]
+    if close and f"{GRPO}.{close[0]}" in same:  # what other trainers name alike, such as beta, is theirs of GRPO
+        return f"{GRPO}.{close[0]}"
     return max(same, key=lambda path: SequenceMatcher(None, key, path).ratio(), default=None)
 
 

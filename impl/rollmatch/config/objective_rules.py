@@ -17,7 +17,7 @@ VARIANT = "custom.trainer_variant"
 def _rewards(config: RunConfig) -> Iterator[ConfigError]:
     rewards = config.custom.extra.grpo.rewards
     is_paid = bool(rewards) or config.custom.extra.environment.name is not None
-    if config.custom.learns_from_rewards and not is_paid:
+    if config.custom.learns_from_completions and config.custom.trainer_variant != "distill" and not is_paid:
         remedy = "Name one, as {function: package.module:function}, or an environment, which pays by its steps."
         yield ConfigError("names no reward function", code="rewards-missing", key=f"{GRPO}.rewards", remedy=remedy)
     twice = [name for name, count in Counter(reward.shown_name for reward in rewards).items() if count > 1]
@@ -31,7 +31,7 @@ def _rewards(config: RunConfig) -> Iterator[ConfigError]:
 def _sampled(config: RunConfig) -> Iterator[ConfigError]:
     rollout = config.custom.extra.rollout_matching
     is_greedy = rollout.decoding.temperature == 0 or rollout.num_beams > 1
-    if config.custom.learns_from_rewards and is_greedy:
+    if config.custom.learns_from_completions and is_greedy:
         problem, key = "is 0, or beams search: all completions of a group would be the same", "decoding.temperature"
         remedy = "Set it to 1, and decode_mode to greedy."
         yield ConfigError(problem, code="group-not-sampled", key=f"{ROLLOUT_MATCHING}.{key}", remedy=remedy)
@@ -52,14 +52,15 @@ def _ratio_cap(config: RunConfig) -> Iterator[ConfigError]:
 
 def _importance(config: RunConfig) -> Iterator[ConfigError]:
     rules, variant = config.custom.extra.grpo, config.custom.trainer_variant
-    if rules.importance != "sequence" or not config.custom.learns_from_rewards:
+    if rules.importance != "sequence" or not config.custom.learns_from_completions:
         return
     if rules.clip == "cispo":
         problem, remedy = "is sequence, but cispo weighs single tokens", "Set it to token, or clip to ppo."
     elif rules.ratio_cap is not None:
         problem, remedy = "is sequence, but ratio_cap bounds ratios of tokens", "Set it to token, or ratio_cap to null."
     elif variant != "grpo":
-        problem = f"is sequence, but {variant} has an advantage per step, and the ratio of a response has one of all"
+        unit = "token" if variant == "distill" else "step"
+        problem = f"is sequence, but {variant} has an advantage per {unit}, and the ratio of a response has one of all"
         remedy = "Set it to token, or trainer_variant to grpo."
     else:
         return
@@ -68,7 +69,7 @@ def _importance(config: RunConfig) -> Iterator[ConfigError]:
 
 def _cispo(config: RunConfig) -> Iterator[ConfigError]:
     rules = config.custom.extra.grpo
-    if rules.clip != "cispo" or not config.custom.learns_from_rewards:
+    if rules.clip != "cispo" or not config.custom.learns_from_completions:
         return
     if rules.epsilon_high is None:
         problem, remedy = "is null, but is the only bound of cispo", "Set it, for example to 4."
@@ -84,7 +85,7 @@ def _cispo(config: RunConfig) -> Iterator[ConfigError]:
 
 def _correction_parts(config: RunConfig) -> Iterator[ConfigError]:
     rules, found = config.custom.extra.grpo, config.custom.extra.grpo.correction
-    if found is None or not config.custom.learns_from_rewards:
+    if found is None or not config.custom.learns_from_completions:
         return
     key = f"{GRPO}.correction"
     if rules.correction_cap is not None:
@@ -120,7 +121,8 @@ MOST_TOKENS = f"{ROLLOUT_MATCHING}.max_new_tokens"
 
 
 def _environment_variant(config: RunConfig) -> Iterator[ConfigError]:
-    if config.custom.extra.environment.name is not None and not config.custom.learns_from_rewards:
+    is_played = config.custom.trainer_variant in ("grpo", "vineppo", "vineppo_mcts")
+    if config.custom.extra.environment.name is not None and not is_played:
         problem = f"is named, but custom.trainer_variant is {config.custom.trainer_variant}"
         remedy = "Set trainer_variant to grpo, vineppo or vineppo_mcts, or leave the environment out."
         yield ConfigError(problem, code="environment-not-played", key=f"{ENVIRONMENT}.name", remedy=remedy)
@@ -194,7 +196,7 @@ def _overlap_variant(config: RunConfig) -> Iterator[ConfigError]:
         return
     if variant == "sft":
         why, remedy = "it learns from no rollouts", "Set it to off."
-    elif variant != "grpo":
+    elif variant not in ("grpo", "distill"):
         why, remedy = (
             "its values are sampled later, and must be of the weights that wrote the response",
             "Set it to off.",
@@ -211,7 +213,7 @@ def _packed(config: RunConfig) -> Iterator[ConfigError]:
     rules = config.custom.extra.rollout_matching
     if not config.training.packing:
         return
-    if rules.overlap == "ahead" and config.custom.learns_from_rewards:
+    if rules.overlap == "ahead" and config.custom.learns_from_completions:
         problem = "is ahead, but with training.packing a completion may wait for a row until it is too old"
         yield ConfigError(
             problem,
@@ -234,7 +236,7 @@ def _window(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _correction(config: RunConfig) -> Iterator[ConfigError]:
-    rules, is_grpo = config.custom.extra.grpo, config.custom.learns_from_rewards
+    rules, is_grpo = config.custom.extra.grpo, config.custom.learns_from_completions
     if not is_grpo or config.custom.extra.rollout_matching.overlap != "ahead":
         return
     if rules.corrects is None and rules.old_logprobs == "recomputed":

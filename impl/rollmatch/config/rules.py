@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator
 
 from rollmatch.config import effective
 from rollmatch.config.batch_rules import BATCH_RULES
+from rollmatch.config.distill_rules import DISTILL_RULES
 from rollmatch.config.findings import INSTEAD, ROLLOUT_MATCHING
 from rollmatch.config.objective_rules import ENVIRONMENT_RULES, GRPO_RULES, OVERLAP_RULES
 from rollmatch.config.rollout_matching import ANSWER_FORMATS, RolloutMatchingConfig
@@ -252,7 +253,7 @@ def _box(config: RunConfig) -> Iterator[ConfigError]:
 
 def _questions(config: RunConfig) -> Iterator[ConfigError]:
     dataset = config.custom.dataset
-    if dataset is not None and dataset.columns.has_questions and not config.custom.learns_from_rewards:
+    if dataset is not None and dataset.columns.has_questions and not config.custom.learns_from_completions:
         key = f"custom.dataset.columns.{'prompt' if dataset.columns.prompt else 'messages'}"
         problem = f"{config.custom.trainer_variant} uses custom.prompts for all samples"
         remedy = "Remove it, or use a variant with rewards."
@@ -307,5 +308,6 @@ RULES: tuple[Rule, ...] = (
     *OVERLAP_RULES,
     *RLHF_RULES,
     *GRPO_RULES,
+    *DISTILL_RULES,
     *ENVIRONMENT_RULES,
 )

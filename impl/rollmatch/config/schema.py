@@ -44,7 +44,7 @@ class RunConfig(Section):
         """Whether a second copy of the policy stays as it was: the distance to it counts, and no adapter can be left
         out to get it back. One that is trained further was there before.
         """
-        counts = self.custom.learns_from_rewards and self.custom.extra.grpo.beta != 0
+        counts = self.custom.learns_from_completions and self.custom.extra.grpo.beta != 0
         continues = self.model.adapter is not None and self.model.adapter_start == "continue"
         return counts and (self.tuner.train_type != "lora" or continues)
 

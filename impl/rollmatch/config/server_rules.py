@@ -222,7 +222,7 @@ def _mode(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _variant(config: RunConfig) -> Iterator[ConfigError]:
-    if config.rlhf.use_vllm and not config.custom.learns_from_rewards:
+    if config.rlhf.use_vllm and not config.custom.learns_from_completions:
         remedy = f"Name servers in {ROLLOUT_MATCHING}.vllm.server, or set custom.trainer_variant to grpo."
         yield ConfigError(
             "is true, but custom.trainer_variant is not grpo", code="rlhf-not-read", key="rlhf.use_vllm", remedy=remedy

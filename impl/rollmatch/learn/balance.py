@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from rollmatch.data.order import split_evenly
@@ -89,6 +89,10 @@ class PassSize:
     segments: int
     tokens: int | None = None
     """Decides where it is given."""
+
+    def fitting(self, length: int) -> "PassSize":
+        """One that a segment of ``length`` tokens fits, too: teachers may have longer prompts."""
+        return self if self.tokens is None else replace(self, tokens=max(self.tokens, length))
 
     def split(self, lengths: Sequence[int]) -> list[list[int]]:
         """Indices of the segments of each pass; similar lengths share a padded batch.

@@ -160,7 +160,7 @@ def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0, exclud
     [0.25]
     """
     if isinstance(logits, Tensor):
-        scaled = _without(widened(logits) / temperature, excluded_ids)
+        scaled = without_ids(widened(logits) / temperature, excluded_ids)
         return -functional.cross_entropy(scaled, ids, reduction="none")
     if logits.weight is None or not torch.is_grad_enabled():  # without autograd, no gradient is needed
 
@@ -174,7 +174,39 @@ def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0, exclud
     return logprobs
 
 
-def _without(logits: Tensor, excluded_ids: Sequence[int]) -> Tensor:
+def row_scores(logits: Logits, score: Callable[..., tuple[Tensor, ...]], *columns: Tensor) -> tuple[Tensor, ...]:
+    """What ``score`` makes of logits [n, V], in float32 at least, and of columns [n, ...]: tensors of [n, ...]; every
+    row by itself."""
+    if isinstance(logits, Tensor):
+        return score(widened(logits), *columns)
+
+    def of_hidden(hidden: Tensor, *some: Tensor) -> tuple[Tensor, ...]:
+        return score(widened(logits.head(hidden)), *some)
+
+    return _in_chunks(of_hidden, logits.hidden, *columns)
+
+
+def logprobs_with_top(
+    logits: Logits, ids: Tensor, *, top_k: int, temperature: float = 1.0, excluded_ids: Sequence[int] = ()
+) -> Tensor:
+    """[n, 1 + 2 * top_k] as ``logprobs_of``; then the likeliest ids, likeliest first, and their log-probabilities.
+
+    Ids are exact in float32. Where fewer ids than ``top_k`` have a probability, the rest has minus infinity.
+
+    >>> logits = torch.tensor([[0.0, 2.0, 1.0]])
+    >>> [round(value, 2) for value in logprobs_with_top(logits, torch.tensor([0]), top_k=2)[0].tolist()]
+    [-2.41, 1.0, 2.0, -0.41, -1.41]
+    """
+
+    def of_rows(rows: Tensor, some: Tensor) -> tuple[Tensor]:
+        logprobs = without_ids(rows / temperature, excluded_ids).log_softmax(-1)
+        top = logprobs.topk(top_k, dim=-1)
+        return (torch.cat([logprobs.gather(-1, some[:, None]), top.indices, top.values], dim=-1),)
+
+    return row_scores(logits, of_rows, ids)[0]
+
+
+def without_ids(logits: Tensor, excluded_ids: Sequence[int]) -> Tensor:
     """Logits [n, V] with minus infinity at the excluded ids."""
     columns = to_device(excluded_ids, dtype=torch.int64, device=logits.device)
     return logits.index_fill(-1, columns, -torch.inf) if excluded_ids else logits
@@ -247,7 +279,7 @@ class _Logprobs(_MadeInForward):
 def _logprobs_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Tensor) -> Tensor:
     """Scores; their gradients are written to ``grad_hidden``."""
     (weight, bias), (ids, temperature, excluded_ids) = linear, settings
-    logits, ids = _without(functional.linear(rows, weight, bias), excluded_ids), ids[:, None]
+    logits, ids = without_ids(functional.linear(rows, weight, bias), excluded_ids), ids[:, None]
     everything = logsumexps(logits, temperature)
     scores: Tensor = widened(logits.gather(-1, ids)) / temperature - everything[:, None]
     to_probs(logits, everything, temperature)

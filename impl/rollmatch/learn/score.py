@@ -2,22 +2,24 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import make_model_inputs, make_padded_inputs
-from rollmatch.learn.head import Logits, Score, Scoring, to_device
+from rollmatch.learn.head import Logits, Score, Scoring, logprobs_of, logprobs_with_top, to_device
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.policy import head_worth_avoiding, without_adapters
 from rollmatch.model.sharding import is_sharded, run_idle
 from rollmatch.ranks import Ranks
-from rollmatch.records import Row, Sample, Segment
+from rollmatch.records import Row, Sample, Segment, Teaching
 
 LogprobsOf = Callable[[Logits, Tensor], Tensor]
-"""([n, V] logits, [n] ids) -> [n] log-probabilities."""
+"""([n, V] logits, [n] ids) -> [n] log-probabilities, or [n, ...] of several."""
 CHUNK_LEN = 2048
 """Target tokens whose logits exist at once in float32."""
 
@@ -30,12 +32,13 @@ def score_segments(
     *,
     logprobs: LogprobsOf,
     size: PassSize,
-) -> list[tuple[float, ...]]:
+) -> list[tuple[Any, ...]]:
     """[L - P] log-probabilities of each segment's target, in order; the model as in evaluation, its mode kept.
 
-    ``logprobs`` is ``logprobs_of`` with the temperature and the excluded ids of the rollouts.
+    ``logprobs`` is ``logprobs_of`` with the temperature and the excluded ids of the rollouts: numbers; of a function
+    that makes more of each token, lists.
     """
-    training, scored = model.training, dict[int, tuple[float, ...]]()
+    training, scored = model.training, dict[int, tuple[Any, ...]]()
     score = _score_batch if size.tokens is None else _score_row
     model.eval()
     try:
@@ -65,7 +68,7 @@ def _score_row(
     segments: Sequence[Segment],
     features_of: Callable[[Sample], ImageFeatures],
     logprobs: LogprobsOf,
-) -> list[tuple[float, ...]]:
+) -> list[tuple[Any, ...]]:
     row = Row(segments=tuple(segments), capacity=0)
     inputs = make_model_inputs(row, images=[features_of(segment.sample) for segment in segments], model=model)
     device, lens = inputs["input_ids"].device, [segment.train_len for segment in segments]
@@ -91,7 +94,7 @@ def _score_batch(
     batch: Sequence[Segment],
     features_of: Callable[[Sample], ImageFeatures],
     logprobs: LogprobsOf,
-) -> list[tuple[float, ...]]:
+) -> list[tuple[Any, ...]]:
     images = [features_of(segment.sample) for segment in batch]
     inputs = make_padded_inputs(batch, images=images, model=model, pad_id=0)
     longest, earliest = inputs["input_ids"].shape[1], min(segment.prompt_len for segment in batch) - 1
@@ -122,7 +125,10 @@ class SegmentScorer:
     reference: nn.Module | None
     """The policy before training; None: the policy without its adapters."""
     features_of: Callable[[Sample], ImageFeatures]
-    logprobs: LogprobsOf
+    temperature: float
+    """Of the rollouts."""
+    excluded_ids: Sequence[int]
+    """Ids that rollouts may not contain."""
     size: PassSize
     check_images: Callable[[Sequence[bool]], None]
     """Takes whether each pass has images, on all ranks at once. Errors: where ranks cannot run them together."""
@@ -131,16 +137,36 @@ class SegmentScorer:
     def __call__(self, segments: Sequence[Segment], *, reference: bool = False) -> list[tuple[float, ...]]:
         """As ``score_segments``. Called by all ranks, which run as many passes where they share the weights."""
         kept = self.reference if reference else None
-        model = self.model if kept is None else kept
-        num_idle = self._count_idle(segments) if is_sharded(model) else 0
+        score = partial(logprobs_of, **self._sampling)
         with without_adapters(self.model, wanted=reference and kept is None):
-            scores = score_segments(model, segments, self.features_of, logprobs=self.logprobs, size=self.size)
-            for _ in range(num_idle):
-                run_idle(model)
+            return self._run(self.model if kept is None else kept, segments, score)
+
+    def teach(self, segments: Sequence[Segment], *, model: nn.Module | None, top_k: int) -> list[Teaching]:
+        """The same by another model (None: the policy), with its ``top_k`` likeliest ids at each place."""
+        score = partial(logprobs_with_top, top_k=top_k, **self._sampling)
+        found = self._run(self.model if model is None else model, segments, score)
+        return [_teaching_of(rows, top_k) for rows in found]
+
+    @property
+    def _sampling(self) -> dict[str, Any]:
+        return {"temperature": self.temperature, "excluded_ids": self.excluded_ids}
+
+    def _run(self, model: nn.Module, segments: Sequence[Segment], score: LogprobsOf) -> list[Any]:
+        size = self.size.fitting(max((segment.encoded_len for segment in segments), default=0))
+        num_idle = self._count_idle(segments, size) if is_sharded(model) else 0
+        scores = score_segments(model, segments, self.features_of, logprobs=score, size=size)
+        for _ in range(num_idle):
+            run_idle(model)
         return scores
 
-    def _count_idle(self, segments: Sequence[Segment]) -> int:
+    def _count_idle(self, segments: Sequence[Segment], size: PassSize) -> int:
         """Passes that other ranks run more than this one. Errors: those of ``check_images``."""
-        passes = self.size.split([segment.encoded_len for segment in segments])
+        passes = size.split([segment.encoded_len for segment in segments])
         self.check_images([any(segments[index].sample.images for index in chosen) for chosen in passes])
         return max(self.ranks.gather(len(passes))) - len(passes)
+
+
+def _teaching_of(rows: Sequence[Sequence[float]], top_k: int) -> Teaching:
+    """Of rows as ``logprobs_with_top`` writes them."""
+    tops = (zip(map(int, row[1 : 1 + top_k]), row[1 + top_k :], strict=True) for row in rows)
+    return Teaching(logprobs=tuple(row[0] for row in rows), top=tuple(map(tuple, tops)))

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rollmatch.errors import LearnError
 from rollmatch.records import PolicyTarget, Segment
 
+T = TypeVar("T")
 Overlong = Literal["error", "skip", "truncate_left"]
 
 
@@ -102,7 +103,7 @@ def too_long(segment: Segment, max_len: int) -> SegmentTooLong:
 
 
 def _masked(target: PolicyTarget) -> PolicyTarget:
-    def first(values: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    def first(values: tuple[T, ...] | None) -> tuple[T, ...] | None:
         return None if values is None else values[:1]
 
     return PolicyTarget(
@@ -110,6 +111,8 @@ def _masked(target: PolicyTarget) -> PolicyTarget:
         old_logprobs=first(target.old_logprobs),
         sampler_logprobs=first(target.sampler_logprobs),
         reference_logprobs=first(target.reference_logprobs),
+        teacher_logprobs=first(target.teacher_logprobs),
+        teacher_top=first(target.teacher_top),
         is_masked=True,
         is_written=None if target.is_written is None else (True,),
     )

@@ -19,6 +19,7 @@ FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 ADAPTER_FILE = "adapter_config.json"
 MANIFEST = "manifest.json"
 """File of a whole checkpoint, written last; ``training.checkpoint`` says what it holds."""
+TEACHERS = "custom.extra.distill.teachers"
 SPLIT = "pytorch_model_fsdp_0"
 """Folder of a checkpoint that holds weights in parts; accelerate's name."""
 CONFIG_FILE = "resolved.yaml"
@@ -38,7 +39,26 @@ def dtype_of(directory: Path) -> str:
 
 def with_local_model(config: RunConfig) -> RunConfig:
     """The configuration with directories in place of hub ids. Errors: ``model-directory-missing``."""
-    return config.model_copy(update={"model": local_model(config.model)})
+    custom = config.custom
+    teachers = tuple(
+        teacher.model_copy(
+            update={"model": local_directory(teacher.model, revision=None, key=f"{TEACHERS}.{place}.model")}
+        )
+        if teacher.model
+        else teacher
+        for place, teacher in enumerate(custom.extra.distill.teachers)
+    )
+    distill = custom.extra.distill.model_copy(update={"teachers": teachers})
+    extra = custom.extra.model_copy(update={"distill": distill})
+    custom = custom.model_copy(update={"extra": extra})
+    return config.model_copy(update={"model": local_model(config.model), "custom": custom})
+
+
+def num_positions(directory: Path) -> int | None:
+    """Most tokens of a sequence, as config.json says it; None where it says nothing."""
+    described = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    positions = described.get("text_config", described).get("max_position_embeddings")
+    return positions if isinstance(positions, int) else None
 
 
 def local_model(config: ModelConfig) -> ModelConfig:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rollmatch.data.order import Reuse
 from rollmatch.learn.batch import MicroBatch, Supervisor
 from rollmatch.learn.head import Logits
 from rollmatch.ranks import Ranks
-from rollmatch.records import Rollout, RolloutRequest, Sample, Segment
+from rollmatch.records import Rollout, RolloutRequest, Sample, Segment, Teaching
 from rollmatch.rollout.backend import Decoding
 
 
@@ -19,6 +19,13 @@ class ScoreSegments(Protocol):
 
     def __call__(self, segments: Sequence[Segment], *, reference: bool = False) -> list[tuple[float, ...]]:
         """In order; with ``reference`` by the policy as it was before training (adapters off)."""
+
+
+class AskModel(Protocol):
+    """Log-probabilities of each segment's target tokens by any model of the learner's process."""
+
+    def __call__(self, segments: Sequence[Segment], *, model: nn.Module | None, top_k: int) -> list[Teaching]:
+        """In order, with the ``top_k`` likeliest ids at each place; None is the policy. All ranks call it."""
 
 
 class LogEvent(Protocol):
@@ -39,6 +46,7 @@ class ObjectiveContext:
     generate: Callable[[Sequence[RolloutRequest], Decoding], list[Rollout]]
     """More rollouts by the same weights, in order. All ranks call it equally often, also without requests."""
     score: ScoreSegments
+    teach: AskModel
     log: LogEvent
 
 

@@ -160,7 +160,7 @@ class Forecaster:
         """A forward pass of the policy for old log-probabilities, one of the reference for the distance to it."""
         config, seconds = self.config, 0.0
         flops = self._body_flops + self._head_flops
-        if not config.custom.learns_from_rewards:
+        if not config.custom.learns_from_completions:
             return seconds
         if effective.old_logprobs(config) == "recomputed":
             seconds += flops / self._policy_flops_s

@@ -79,7 +79,7 @@ def make_workload(config: RunConfig, *, prompt_len: int | None, response_len: in
     longest = min(effective.max_model_len(config), config.global_max_length)
     response = response_len or min(rules.max_new_tokens, max(1, longest - 1))
     prompt = prompt_len or max(1, longest - response)
-    generations = config.custom.extra.grpo.num_generations if config.custom.learns_from_rewards else 1
+    generations = config.custom.extra.grpo.num_generations if config.custom.learns_from_completions else 1
     batch = training.per_device_train_batch_size * generations
     num_passes, row_len = training.gradient_accumulation_steps, batch * (prompt + response)
     if training.packing:

@@ -14,7 +14,7 @@ from rollmatch.config import RunConfig, effective
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.servers import sync_mode, uses_servers
 from rollmatch.config.strategy import read_strategy
-from rollmatch.config.training import TRAINER_KEYS
+from rollmatch.config.training import TRAINER_KEYS, TunerConfig
 from rollmatch.journal import Journal
 from rollmatch.learn.attention import PACKED_ATTENTION, check_packable
 from rollmatch.learn.balance import RowBalancer
@@ -42,6 +42,7 @@ from rollmatch.run.plugins import needs_coord_tokens
 from rollmatch.run.preflight import check_training_arguments
 from rollmatch.run.strategy import complete, strategy_arguments
 from rollmatch.run.strategy_check import LAUNCHER_FIELDS
+from rollmatch.run.teachers import make_teachers
 from rollmatch.training.learner import Learner
 from rollmatch.weights.named_weights import largest_rank
 
@@ -105,7 +106,7 @@ def read_policy(config: RunConfig) -> torch.nn.Module:
 def make_template(config: RunConfig) -> Template:
     """The model directory's template with the configured prompts."""
     prompts = config.custom.prompts
-    any_chat = config.custom.learns_from_rewards
+    any_chat = config.custom.learns_from_completions
     options = TemplateOptions(
         chat=config.model.chat_template_kwargs,
         processor=config.model.processor_kwargs,
@@ -131,7 +132,7 @@ def make_parts(
 ) -> TrainerParts:
     """All parts, ready. Starts the rollout engine or connects to the servers, the slowest part."""
     rules = config.custom.extra.rollout_matching
-    objective = make_objective(config, template)
+    objective = make_objective(config, template, make_teachers(config, template, partial(_load_teacher, config)))
     decoding = replace(make_decoding(rules), logprobs=objective.wants_logprobs)
     source = make_source(config, model, template, journal=journal, ranks=ranks)
     try_out(source.fence.backend, decoding)
@@ -143,7 +144,7 @@ def make_parts(
         batcher=_make_batcher(config, model, objective, pad_id=template.pad_id, ranks=ranks),
         reference=_load_reference(config, model),
         reference_in_batch=effective.reference_in_batch(config),
-        scores_waiting=config.custom.learns_from_rewards and effective.old_logprobs(config) == "current",
+        scores_waiting=config.custom.learns_from_completions and effective.old_logprobs(config) == "current",
         lengths=LengthRules(
             max_len=config.global_max_length,
             overlong=config.overlong,
@@ -295,7 +296,7 @@ def make_decoding(rules: RolloutMatchingConfig, *, temperature: float | None = N
 
 def _make_eval_decoding(config: RunConfig, decoding: Decoding) -> Decoding:
     """Rollout matching measures what it trains by; the others sample to explore, which an evaluation need not."""
-    if not config.custom.learns_from_rewards:
+    if not config.custom.learns_from_completions:
         return decoding
     temperature = config.custom.extra.grpo.eval_temperature
     return replace(decoding, temperature=temperature, logprobs=False)
@@ -310,6 +311,17 @@ def _load_reference(config: RunConfig, model: torch.nn.Module) -> torch.nn.Modul
         return None
     kept = read_policy(config).requires_grad_(False)
     return gather_in_passes(kept.to("cuda" if torch.cuda.is_available() else "cpu")).eval()
+
+
+def _load_teacher(config: RunConfig, directory: str) -> torch.nn.Module:
+    """A frozen model, in the dtype of its own files unless one is named; split over ranks where the policy is.
+
+    Errors: those of ``load_policy``.
+    """
+    named = config.model.model_copy(update={"model": directory, "adapter": None})
+    attention = attention_of(config.model_copy(update={"model": named}))
+    teacher = load_policy(named, TunerConfig(), attn_implementation=attention).requires_grad_(False)
+    return gather_in_passes(teacher.to("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
 
 def _threads_per_rank() -> int:

@@ -92,7 +92,7 @@ def _read(options: argparse.Namespace) -> EvaluationTarget:
 
 def _check(config: RunConfig) -> None:
     check_model(config)
-    if config.custom.learns_from_rewards:
+    if config.custom.learns_from_completions:
         problem = f"{config.custom.trainer_variant} has no boxes to judge"
         remedy = "Name a detection run; rewards of other runs are in its page and evaluations/."
         raise ConfigError(problem, code="eval-not-detection", key="custom.trainer_variant", remedy=remedy)

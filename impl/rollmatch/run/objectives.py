@@ -1,10 +1,16 @@
 """The configured objective, ready."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.custom import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.data import Reuse
 from rollmatch.model.template import Template
+from rollmatch.objectives.distill.loss import Divergence
+from rollmatch.objectives.distill.objective import DistillObjective
+from rollmatch.objectives.distill.teacher import Teacher
 from rollmatch.objectives.grpo.loss import Correction, PolicyRules
 from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
@@ -18,10 +24,12 @@ from rollmatch.run.plugins import load_configured_format, load_rewards
 from rollmatch.run.vineppo_objective import make_vineppo, make_world
 
 
-def make_objective(config: RunConfig, template: Template) -> Objective:
-    """What ``custom.trainer_variant`` names. Errors: ``RewardUnknown``."""
+def make_objective(config: RunConfig, template: Template, teachers: Sequence[Teacher] = ()) -> Objective:
+    """What ``custom.trainer_variant`` names; ``teachers`` are distill's. Errors: ``RewardUnknown``."""
     if config.custom.trainer_variant == "grpo":
-        return _grpo(config, template)
+        return GrpoObjective(**_of_grpo(config, template))
+    if config.custom.trainer_variant == "distill":
+        return _distill(config, template, teachers)
     if config.custom.trainer_variant in ("vineppo", "vineppo_mcts"):
         return make_vineppo(
             config,
@@ -33,19 +41,27 @@ def make_objective(config: RunConfig, template: Template) -> Objective:
     return _rollout_matching(config, template)
 
 
-def _grpo(config: RunConfig, template: Template) -> GrpoObjective:
+def _of_grpo(config: RunConfig, template: Template) -> dict[str, Any]:
+    """Fields of ``GrpoObjective``."""
     rules = config.custom.extra.grpo
-    return GrpoObjective(
-        reuse=_reuse(rules),
-        group_rules=GroupRules(
+    return {
+        "reuse": _reuse(rules),
+        "group_rules": GroupRules(
             baseline=rules.baseline, scale=rules.scale_rewards, mask_truncated=rules.mask_truncated_completions
         ),
-        logprob_rules=_logprob_rules(config),
-        policy_rules=_policy_rules(config, template),
-        rewards=load_rewards(config),
-        vocabulary=template.vocabulary,
-        world=make_world(config, template),
-    )
+        "logprob_rules": _logprob_rules(config),
+        "policy_rules": _policy_rules(config, template),
+        "rewards": load_rewards(config),
+        "vocabulary": template.vocabulary,
+        "world": make_world(config, template),
+    }
+
+
+def _distill(config: RunConfig, template: Template, teachers: Sequence[Teacher]) -> DistillObjective:
+    rules, divergence = config.custom.extra.distill, None
+    if rules.beta is not None and rules.top_k is not None:
+        divergence = Divergence(beta=rules.beta, top_k=rules.top_k)
+    return DistillObjective(**_of_grpo(config, template), teachers=tuple(teachers), divergence=divergence)
 
 
 def _reuse(rules: GrpoConfig) -> Reuse:
@@ -57,10 +73,9 @@ def _reuse(rules: GrpoConfig) -> Reuse:
 
 
 def _logprob_rules(config: RunConfig) -> LogprobRules:
-    rules = config.custom.extra.grpo
     return LogprobRules(
         old=effective.old_logprobs(config),
-        corrects=rules.corrects is not None and rules.old_logprobs == "recomputed",
+        corrects=effective.corrects(config),
         reference_in_batch=effective.reference_in_batch(config),
     )
 

@@ -13,6 +13,7 @@ from rollmatch.model.template import PromptUncuttable, Template
 from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
 from rollmatch.records import Rollout, Sample
 from rollmatch.run.assemble import make_template
+from rollmatch.run.teachers import check_teachers
 from rollmatch.startup import loading
 
 ANSWERS = 200
@@ -51,12 +52,14 @@ def read_prompts(
 ) -> tuple[Template, PromptFit, PromptFit]:
     """The template, and the samples whose prompts fit; in seconds, before the minutes of loading a model.
 
-    Errors: those of the template, of ``fit_prompts`` and ``check_packing``.
+    Errors: those of the template, of ``fit_prompts``, ``check_teachers`` and ``check_packing``.
     """
     with loading():
         template = make_template(config)
     fitted, held_out = (fit_prompts(config, template, samples) for samples in (train, val))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    for fit in (fitted, held_out):
+        check_teachers(config, template, fit.samples)
     check_packing(config, fitted.lengths, num_samples=len(fitted.samples), learner_world_size=world_size)
     return template, fitted, held_out
 
@@ -67,7 +70,7 @@ def find_long_answers(config: RunConfig, template: Template, samples: Sequence[S
     Of many samples some are looked at.
     """
     limit = config.custom.extra.rollout_matching.max_new_tokens
-    if config.custom.learns_from_rewards:
+    if config.custom.learns_from_completions:
         return None
     from rollmatch.run.objectives import make_objective
 
@@ -145,7 +148,7 @@ def check_packing(
     if not training.packing:
         return
     capacity, num_rows = config.global_max_length, training.gradient_accumulation_steps
-    copies = config.custom.extra.grpo.num_generations if config.custom.learns_from_rewards else 1
+    copies = config.custom.extra.grpo.num_generations if config.custom.learns_from_completions else 1
     num_segments = training.per_device_train_batch_size * num_rows * copies
     least = [min(length + 1, capacity) for length in lengths]
     growth = waiting_per_step(least, num_segments=num_segments, num_rows=num_rows, capacity=capacity)

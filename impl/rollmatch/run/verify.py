@@ -53,7 +53,7 @@ def stored_answers(config: RunConfig, run: Path, checkpoint: Path) -> StoredAnsw
 
 
 def _is_sampled(config: RunConfig) -> bool:
-    if config.custom.learns_from_rewards:
+    if config.custom.learns_from_completions:
         return config.custom.extra.grpo.eval_temperature > 0
     return config.custom.extra.rollout_matching.decoding.temperature > 0
 

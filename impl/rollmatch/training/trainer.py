@@ -27,7 +27,7 @@ from rollmatch.data.order import check_order
 from rollmatch.errors import LaunchError, LearnError, RolloutError, SyncError, first_line
 from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import Passes
-from rollmatch.learn.head import Logits, Scoring, logprobs_of
+from rollmatch.learn.head import Logits, Scoring
 from rollmatch.learn.score import SegmentScorer
 from rollmatch.model.decoder_layers import sharded_units
 from rollmatch.model.images import ImageFeatures
@@ -307,7 +307,8 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             model=self.model,
             reference=self.learner.reference,
             features_of=partial(self._features_of, known=features),
-            logprobs=partial(logprobs_of, temperature=temperature, excluded_ids=source.template.banned_ids),
+            temperature=temperature,
+            excluded_ids=source.template.banned_ids,
             size=PassSize(segments=num_rollouts, tokens=self.learner.batcher.tokens_per_batch),
             check_images=self._check_images,
             ranks=source.ranks,
@@ -318,6 +319,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             decoding=source.decoding_of(purpose),
             generate=source.generate,
             score=score,
+            teach=score.teach,
             log=source.journal.write,
         )
 

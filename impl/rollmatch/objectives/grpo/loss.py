@@ -40,14 +40,14 @@ TRL 1.10, geometric rejection by verl 0.6.1 (``rollout_rs: geometric``).
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
 from rollmatch.learn.head import Logits, logprobs_of, to_device
-from rollmatch.records import PolicyTarget, Segment
+from rollmatch.records import PolicyTarget, Segment, TopLogprobs
 
 Normalize = Literal["token", "sequence", "constant"]
 TERM_NAMES = ("loss_policy", "kl", "clip_share", "ratio_mean", "drift", "correction_mean", "entropy")
@@ -119,6 +119,9 @@ class PolicySupervision:
     old_logprobs: tuple[float | None, ...]
     sampler_logprobs: tuple[float | None, ...]
     reference_logprobs: tuple[float | None, ...] | Tensor
+    teacher_logprobs: tuple[float | None, ...]
+    teacher_top: tuple[TopLogprobs | None, ...]
+    teacher_weights: tuple[float, ...]
     num_target_tokens: int
     """Of all segments, masked ones included."""
     num_places: int
@@ -155,7 +158,7 @@ def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_
     >>> supervision.positions, supervision.token_ids, supervision.segments
     ((1, 2, 4, 5), (8, 9, 8, 9), (0, 0, 1, 1))
     """
-    rows: list[tuple[int, int, int, float, float | None, float | None, float | None]] = []
+    rows: list[tuple[Any, ...]] = []
     lens = []
     for index, (segment, start) in enumerate(zip(segments, starts)):
         policy = _checked(segment)
@@ -163,12 +166,19 @@ def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_
         if policy.is_masked:
             continue
         places = range(start + segment.prompt_len, start + segment.encoded_len)
-        recorded = (policy.old_logprobs, policy.sampler_logprobs, policy.reference_logprobs)
+        recorded = (
+            policy.old_logprobs,
+            policy.sampler_logprobs,
+            policy.reference_logprobs,
+            policy.teacher_logprobs,
+            policy.teacher_top,
+        )
         columns = [column or (None,) * segment.train_len for column in recorded]
         ids = segment.token_ids[segment.prompt_len :]
-        whole = zip(places, ids, [index] * len(ids), policy.advantages, *columns)
+        whole = zip(places, ids, [index] * len(ids), policy.advantages, *columns, [policy.teacher_weight] * len(ids))
         rows += whole if policy.is_written is None else compress(whole, policy.is_written)
-    positions, token_ids, owners, advantages, old, sampler, reference = list(zip(*rows)) or [()] * 7
+    positions, token_ids, owners, advantages, old, sampler, reference, *taught = list(zip(*rows)) or [()] * 10
+    teacher, top, weights = taught
     return PolicySupervision(
         positions=positions,
         token_ids=token_ids,
@@ -177,6 +187,9 @@ def supervise_policy(segments: Sequence[Segment], *, starts: Sequence[int], num_
         old_logprobs=old,
         sampler_logprobs=sampler,
         reference_logprobs=reference,
+        teacher_logprobs=teacher,
+        teacher_top=top,
+        teacher_weights=weights,
         segment_lens=tuple(lens),
         num_target_tokens=sum(map(num_written, segments)),
         num_places=num_tokens,
@@ -207,11 +220,21 @@ def count_policy_totals(
 
 def policy_logprobs(logits: Logits, *, supervision: PolicySupervision, rules: PolicyRules, is_kept: bool) -> Tensor:
     """[K] log-probabilities of the supervision's tokens; logits and errors as in ``policy_loss``."""
-    _check_num_rows(len(logits), len(supervision.positions) if is_kept else supervision.num_places)
-    if not is_kept:
-        logits = logits[to_device(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
+    logits = supervised_rows(logits, supervision, is_kept=is_kept)
     ids = to_device(supervision.token_ids, dtype=torch.int64, device=logits.device)
     return logprobs_of(logits, ids, temperature=rules.temperature, excluded_ids=rules.excluded_ids)
+
+
+def supervised_rows(logits: Logits, supervision: PolicySupervision, *, is_kept: bool) -> Logits:
+    """[K, V] logits at ``policy_logit_indices``; logits and errors as in ``policy_loss``."""
+    expected = len(supervision.positions) if is_kept else supervision.num_places
+    if len(logits) != expected:
+        raise LearnError(
+            f"{len(logits)} rows of logits for {expected} tokens", code="policy-logits-misfit", key="logits"
+        )
+    if is_kept:
+        return logits
+    return logits[to_device(policy_logit_indices(supervision), dtype=torch.int64, device=logits.device)]
 
 
 def policy_loss(
@@ -225,26 +248,40 @@ def policy_loss(
     return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals)
 
 
-def score_tokens(
-    logprobs: Tensor, *, supervision: PolicySupervision, rules: PolicyRules, totals: PolicyTotals
+def score_tokens(  # noqa: PLR0913  # what teachers add is named
+    logprobs: Tensor,
+    *,
+    supervision: PolicySupervision,
+    rules: PolicyRules,
+    totals: PolicyTotals,
+    teaching: Callable[[Tensor], Tensor] | None = None,
+    divergences: Tensor | None = None,
 ) -> PolicyTerms:
-    """[K] log-probabilities of the supervision's tokens -> the share of the loss."""
+    """[K] log-probabilities of the supervision's tokens -> the share of the loss.
+
+    ``teaching``: [K] log-probabilities that the ratio starts from -> [K] what is added to the advantages;
+    ``divergences``: [K] what is added to the losses.
+    """
     now = logprobs.detach()
     advantages = to_device(supervision.advantages, dtype=torch.float32, device=now.device)
-    old = _column(supervision.old_logprobs, otherwise=now)
+    old = column_of(supervision.old_logprobs, otherwise=now)
+    if teaching is not None:
+        advantages = advantages + teaching(old)
     log_ratio, lens = logprobs - old, supervision.segment_lens
     ratio = torch.exp(log_ratio if rules.importance == "token" else over_segments(log_ratio, lens, torch.mean))
     gains, is_clipped = _gains(ratio, logprobs, advantages, rules)
     losses = -gains
-    difference = old - _column(supervision.sampler_logprobs, otherwise=old)
+    difference = old - column_of(supervision.sampler_logprobs, otherwise=old)
     correction = torch.ones_like(old)
     if rules.correction is not None:
         correction = rules.correction.weights(difference, lens)
     losses = losses * correction
-    toward = _column(supervision.reference_logprobs, otherwise=now) - logprobs
+    toward = column_of(supervision.reference_logprobs, otherwise=now) - logprobs
     kl = torch.exp(toward) - toward - 1
     if rules.beta:
         losses = losses + rules.beta * kl
+    if divergences is not None:
+        losses = losses + divergences
     total = (losses * _coefficients(supervision, rules, losses)).sum() / _divisor(rules, totals)
     columns = (kl, is_clipped, ratio, difference.abs(), correction, -now)
     num_tokens = totals.num_tokens or 1
@@ -289,7 +326,7 @@ def _divisor(rules: PolicyRules, totals: PolicyTotals) -> int:
     return (totals.num_segments or 1) * (rules.max_new_tokens if rules.normalize == "constant" else 1)
 
 
-def _column(values: Sequence[float | None] | Tensor, *, otherwise: Tensor) -> Tensor:
+def column_of(values: Sequence[float | None] | Tensor, *, otherwise: Tensor) -> Tensor:
     """[K] as recorded; where nothing is, the other column's value."""
     if isinstance(values, Tensor):
         return values
@@ -305,14 +342,9 @@ def _checked(segment: Segment) -> PolicyTarget:
     if policy is None or segment.prompt_len < 1:
         raise LearnError("a segment without policy target, or without prompt", code="policy-target-misfit", key=origin)
     columns = (policy.advantages, policy.old_logprobs, policy.sampler_logprobs, policy.reference_logprobs)
-    for column in (*columns, policy.is_written):
+    for column in (*columns, policy.is_written, policy.teacher_logprobs, policy.teacher_top):
         if column is not None and len(column) != segment.train_len:
             raise LearnError(
                 f"{len(column)} numbers for {segment.train_len} target tokens", code="policy-target-misfit", key=origin
             )
     return policy
-
-
-def _check_num_rows(num_rows: int, expected: int) -> None:
-    if num_rows != expected:
-        raise LearnError(f"{num_rows} rows of logits for {expected} tokens", code="policy-logits-misfit", key="logits")

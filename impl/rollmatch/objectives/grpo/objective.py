@@ -78,13 +78,14 @@ class GrpoObjective(PolicyGradient):
         advantages = self._advantages(judged, context)
         segments = [self._segment(*pair) for pair in zip(made, advantages, strict=True)]
         segments = self.with_logprobs(segments, rollouts, context)
-        context.log(
-            "rewarded",
-            step=context.step,
-            seconds={name: rounded(seconds) for name, seconds in timing.seconds.items()},
-            rewards=[judgement.total for judgement in judged],
-            failures=[failure for judgement in judged for failure in judgement.failures][:NUM_FAILURES],
-        )
+        if self.rewards or self.world is not None:
+            context.log(
+                "rewarded",
+                step=context.step,
+                seconds={name: rounded(seconds) for name, seconds in timing.seconds.items()},
+                rewards=[judgement.total for judgement in judged],
+                failures=[failure for judgement in judged for failure in judgement.failures][:NUM_FAILURES],
+            )
         reports = self._reports(made, group_size=self.reuse.num_rollouts)
         return TrainingTargets(
             segments=self.reuse.group(segments), reports=tuple(reports), num_rollout_tokens=num_tokens

@@ -1,0 +1,103 @@
+"""The losses of distillation are TRL's, on a recorded batch (``fixtures/trl/record_distill.py``)."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance.doubles.loss_cases import supervision_of
+from conformance.doubles.records import segment_with
+from rollmatch.learn.head import HeadStates, logprobs_with_top
+from rollmatch.objectives.distill.loss import Divergence, distill_loss
+from rollmatch.objectives.grpo.loss import PolicyRules, count_policy_totals, policy_loss
+from rollmatch.records import PolicyTarget
+
+RECORDED = json.loads((Path(__file__).parents[3] / "fixtures/trl/distill.json").read_text())
+TOLERANCE = 1e-6
+PROMPT = (2, 5)
+
+
+def name_of(case):
+    return " ".join(f"{name}={case[name]}" for name in ("loss", "beta", "temperature", "top_k"))
+
+
+def segments_of(case, *, weight=1.0):
+    """Completions with what a teacher says of them."""
+    ids, teacher, top_k = torch.tensor(RECORDED["ids"]), torch.tensor(RECORDED["teacher"]), case["top_k"] or 0
+    rows = logprobs_with_top(teacher, ids, top_k=top_k, temperature=case["temperature"]).tolist()
+    first = 0
+    for length in RECORDED["lengths"]:
+        mine, told = RECORDED["ids"][first : first + length], rows[first : first + length]
+        first += length
+        policy = PolicyTarget(
+            advantages=(0.0,) * length,
+            teacher_logprobs=tuple(row[0] for row in told),
+            teacher_top=tuple(tuple(zip(map(int, row[1 : 1 + top_k]), row[1 + top_k :])) for row in told),
+            teacher_weight=weight,
+        )
+        yield segment_with((*PROMPT, *mine), prompt_len=len(PROMPT), prefix_len=length, policy=policy)
+
+
+def rules_of(case):
+    return PolicyRules(correction=None, max_new_tokens=8, temperature=case["temperature"])
+
+
+def terms_of(case, logits, segments):
+    supervision, rules = supervision_of(*segments), rules_of(case)
+    divergence = None if case["beta"] is None else Divergence(beta=case["beta"], top_k=case["top_k"])
+    totals = count_policy_totals([supervision], list)
+    return distill_loss(
+        logits, supervision=supervision, rules=rules, divergence=divergence, totals=totals, is_kept=True
+    )
+
+
+@pytest.mark.scenario(clauses=["distillation/the-losses-of-distillation-are-the-published-ones#5"])
+@pytest.mark.parametrize("weight", [1.0, 0.3])
+@pytest.mark.parametrize("case", RECORDED["cases"], ids=name_of)
+def test_loss_and_gradient_are_those_of_trl(case, weight):
+    logits = torch.tensor(RECORDED["policy"], requires_grad=True)
+    terms = terms_of(case, logits, [*segments_of(case, weight=weight)])
+    terms.total.backward()
+    torch.testing.assert_close(logits.grad, weight * torch.tensor(case["gradient"]), rtol=0, atol=TOLERANCE)
+    if case["beta"] is not None:  # of the sampled token, TRL's value is another one with the same gradient
+        assert terms.total.item() == pytest.approx(weight * case["value"], abs=TOLERANCE)
+        assert terms.figures["divergence"] == pytest.approx(case["value"], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", RECORDED["cases"][::7], ids=name_of)
+def test_a_head_that_makes_no_logits_gives_the_same(case):
+    hidden = torch.tensor(RECORDED["policy"], requires_grad=True)
+    head = torch.nn.Linear(hidden.shape[1], hidden.shape[1], bias=False)
+    torch.nn.init.eye_(head.weight)
+    terms_of(case, HeadStates.of(hidden, head), [*segments_of(case)]).total.backward()
+    torch.testing.assert_close(hidden.grad, torch.tensor(case["gradient"]), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.scenario(clauses=["distillation/the-losses-of-distillation-are-the-published-ones#4"])
+@pytest.mark.parametrize("case", RECORDED["cases"][::7], ids=name_of)
+def test_rewards_and_teachers_add_up(case):
+    """In one gradient; each is that of the loss alone."""
+    taught = [*segments_of(case)]
+    advantages = [(0.5 - place,) * segment.train_len for place, segment in enumerate(taught)]
+    both = [
+        replace(segment, policy=replace(segment.policy, advantages=its))
+        for segment, its in zip(taught, advantages, strict=True)
+    ]
+    paid = [replace(segment, policy=PolicyTarget(advantages=segment.policy.advantages)) for segment in both]
+    logits = torch.tensor(RECORDED["policy"], requires_grad=True)
+    terms_of(case, logits, both).total.backward()
+    supervision, rules = supervision_of(*paid), rules_of(case)
+    totals = count_policy_totals([supervision], list)
+    alone = torch.tensor(RECORDED["policy"], requires_grad=True)
+    policy_loss(alone, supervision=supervision, rules=rules, totals=totals, is_kept=True).total.backward()
+    expected = alone.grad + torch.tensor(case["gradient"])
+    torch.testing.assert_close(logits.grad, expected, rtol=0, atol=TOLERANCE)
+    assert alone.grad.abs().max() > 0.01
+
+
+def test_the_recorded_cases_differ():
+    """Else a key that has no effect would pass for one that is right."""
+    values = {(case["loss"], round(case["value"], 6)) for case in RECORDED["cases"]}
+    assert len(values) == len(RECORDED["cases"])

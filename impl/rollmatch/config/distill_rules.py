@@ -1,0 +1,101 @@
+"""Rules of distillation: its teachers, its loss, and what of the policy gradient it uses."""
+
+from collections.abc import Iterator
+
+from rollmatch.config.custom import GrpoConfig
+from rollmatch.config.schema import Rule, RunConfig
+from rollmatch.errors import ConfigError
+
+DISTILL, GRPO, VARIANT = "custom.extra.distill", "custom.extra.grpo", "custom.trainer_variant"
+OF_THE_GRADIENT = (
+    "baseline",
+    "scale_rewards",
+    "importance",
+    "clip",
+    "epsilon",
+    "epsilon_high",
+    "ratio_cap",
+    "old_logprobs",
+    "correction",
+)
+"""Keys of ``custom.extra.grpo`` that only a policy gradient reads."""
+
+
+def _teachers(config: RunConfig) -> Iterator[ConfigError]:
+    teachers, variant, key = config.custom.extra.distill.teachers, config.custom.trainer_variant, f"{DISTILL}.teachers"
+    if variant == "distill" and not teachers:
+        remedy = "Name one, as {model: DIRECTORY}, or {self: true, prompt: ...}."
+        yield ConfigError("names no teacher", code="teachers-missing", key=key, remedy=remedy)
+    if variant != "distill" and teachers:
+        problem, remedy = f"is set, but {VARIANT} is {variant}", "Set trainer_variant to distill, or remove it."
+        yield ConfigError(problem, code="teachers-not-asked", key=key, remedy=remedy)
+
+
+def _each_teacher(config: RunConfig) -> Iterator[ConfigError]:
+    teachers, key = config.custom.extra.distill.teachers, f"{DISTILL}.teachers"
+    for place, teacher in enumerate(teachers):
+        if (teacher.model is None) != teacher.self:
+            problem = (
+                "names neither a model nor the policy" if teacher.model is None else "names a model and the policy"
+            )
+            remedy = "Write model, or self: true."
+            yield ConfigError(problem, code="teacher-ambiguous", key=f"{key}.{place}", remedy=remedy)
+        elif teacher.self and teacher.prompt is None:
+            problem, remedy = "would teach what it does itself", "Add a prompt, such as one with worked examples."
+            yield ConfigError(problem, code="teacher-is-the-policy", key=f"{key}.{place}.prompt", remedy=remedy)
+
+
+def _order(config: RunConfig) -> Iterator[ConfigError]:
+    for place, teacher in enumerate(config.custom.extra.distill.teachers[:-1]):
+        if not teacher.when:
+            problem = "is empty: every sample has this teacher, and those behind it none"
+            remedy = "Add the metadata of its samples, or make it the last one."
+            key = f"{DISTILL}.teachers.{place}.when"
+            yield ConfigError(problem, code="teacher-never-asked", key=key, remedy=remedy)
+
+
+def _loss(config: RunConfig) -> Iterator[ConfigError]:
+    rules = config.custom.extra.distill
+    for name, good in (("beta", "1 (the reverse KL)"), ("top_k", "64")):
+        is_set = getattr(rules, name) is not None
+        if rules.loss == "divergence" and not is_set and config.custom.trainer_variant == "distill":
+            problem, remedy = "is null, but loss is divergence", f"Set it, for example to {good}."
+            yield ConfigError(problem, code="divergence-unset", key=f"{DISTILL}.{name}", remedy=remedy)
+        if rules.loss == "sampled" and is_set:
+            problem = "is set, but loss is sampled, which looks at the sampled token alone"
+            remedy = "Remove it, or set loss to divergence."
+            yield ConfigError(problem, code="divergence-unused", key=f"{DISTILL}.{name}", remedy=remedy)
+
+
+def _policy_gradient(config: RunConfig) -> Iterator[ConfigError]:
+    """A divergence without rewards has no ratio and no advantage."""
+    rules = config.custom.extra.grpo
+    if config.custom.trainer_variant != "distill" or config.custom.extra.distill.loss != "divergence" or rules.rewards:
+        return
+    for name in OF_THE_GRADIENT:
+        if getattr(rules, name) != GrpoConfig.model_fields[name].default:
+            problem = "is set, but a divergence without rewards has no policy gradient"
+            remedy = "Remove it, name rewards, or set distill.loss to sampled."
+            yield ConfigError(problem, code="policy-gradient-unused", key=f"{GRPO}.{name}", remedy=remedy)
+
+
+def _group(config: RunConfig) -> Iterator[ConfigError]:
+    """What compares completions needs two of them."""
+    rules, variant = config.custom.extra.grpo, config.custom.trainer_variant
+    compares = config.custom.learns_from_completions and (variant != "distill" or rules.rewards)
+    if rules.num_generations == 1 and compares:
+        problem, remedy = "is 1, but rewards are compared within a group", "Set it to 2 or more."
+        yield ConfigError(problem, code="group-too-small", key=f"{GRPO}.num_generations", remedy=remedy)
+
+
+DISTILL_RULES: tuple[Rule, ...] = (
+    Rule(reads=(VARIANT, f"{DISTILL}.teachers"), check=_teachers),
+    Rule(reads=(f"{DISTILL}.teachers",), check=_each_teacher),
+    Rule(reads=(f"{DISTILL}.teachers",), check=_order),
+    Rule(reads=(VARIANT, f"{DISTILL}.loss", f"{DISTILL}.beta", f"{DISTILL}.top_k"), check=_loss),
+    Rule(
+        reads=(VARIANT, f"{DISTILL}.loss", f"{GRPO}.rewards", *(f"{GRPO}.{name}" for name in OF_THE_GRADIENT)),
+        check=_policy_gradient,
+    ),
+    Rule(reads=(VARIANT, f"{GRPO}.rewards", f"{GRPO}.num_generations"), check=_group),
+)

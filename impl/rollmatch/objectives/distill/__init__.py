@@ -1,0 +1,1 @@
+"""Distillation on the policy's own completions: teachers, divergences and the objective."""

@@ -1,0 +1,65 @@
+"""Distillation as an objective: the policy writes, teachers say how likely each of its tokens should have been."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rollmatch.learn.batch import MicroBatch
+from rollmatch.learn.head import Logits
+from rollmatch.objectives.distill.loss import DISTILL_TERM_NAMES, Divergence, distill_loss
+from rollmatch.objectives.distill.teacher import Teacher, teach_all
+from rollmatch.objectives.grpo.loss import PolicyTerms, PolicyTotals
+from rollmatch.objectives.grpo.objective import GrpoObjective
+from rollmatch.objectives.grpo.segments import CompletionReport, policy_segment
+from rollmatch.objectives.protocol import Evaluated, ObjectiveContext
+from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillObjective(GrpoObjective):
+    """``trainer_variant: distill``; rewards are added where there are some."""
+
+    teachers: tuple[Teacher, ...]
+    divergence: Divergence | None
+    """None: the sampled tokens alone."""
+    term_names: ClassVar[tuple[str, ...]] = DISTILL_TERM_NAMES
+
+    def with_logprobs(
+        self, segments: Sequence[Segment], rollouts: Sequence[Rollout], context: ObjectiveContext
+    ) -> list[Segment]:
+        """As GRPO's, and those by the teachers."""
+        return self._taught(super().with_logprobs(segments, rollouts, context), context)
+
+    def loss(self, logits: Logits, batch: MicroBatch, *, totals: PolicyTotals) -> PolicyTerms:
+        """GRPO's, and the teachers' part. Errors: as ``policy_loss``."""
+        return distill_loss(
+            logits,
+            supervision=batch.supervision,
+            rules=self.policy_rules,
+            divergence=self.divergence,
+            totals=totals,
+            is_kept=batch.is_packed,
+        )
+
+    def summarize(self, reports: Sequence[CompletionReport]) -> dict[str, float]:
+        """As GRPO's; nothing of rewards where there are none."""
+        figures = super().summarize(reports)
+        if self.rewards:
+            return figures
+        return {name: value for name, value in figures.items() if name in ("truncated_rate", "response_len")}
+
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
+        """As GRPO's, and ``teacher_logprob``: the mean over all tokens of the answers."""
+        found = super().evaluate(samples, rollouts, context)
+        ranks = context.ranks
+        mine = [
+            policy_segment(sample, rollout, PolicyTarget(advantages=(0.0,) * len(rollout.sampled_ids)))
+            for sample, rollout in list(zip(samples, rollouts, strict=True))[ranks.rank :: ranks.learner_world_size]
+        ]
+        taught = [one.policy.teacher_logprobs or () for one in self._taught(mine, context) if one.policy]
+        total, num = ranks.sum([sum(map(sum, taught)), float(sum(map(len, taught)))])
+        return Evaluated(metrics={**found.metrics, "teacher_logprob": total / (num or 1)}, record=found.record)
+
+    def _taught(self, segments: Sequence[Segment], context: ObjectiveContext) -> list[Segment]:
+        top_k = 0 if self.divergence is None else self.divergence.top_k
+        return teach_all(self.teachers, segments, context, top_k=top_k)

@@ -1,0 +1,89 @@
+"""Who says how likely each token of a completion should have been."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from torch import nn
+
+from rollmatch.objectives.protocol import ObjectiveContext
+from rollmatch.records import Sample, Segment, Teaching
+
+PromptOf = Callable[[Sample], tuple[int, ...]]
+"""[P] a sample's prompt, images expanded."""
+
+
+class Answers(Protocol):
+    """Log-probabilities of completions."""
+
+    def __call__(self, segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int) -> list[Teaching]:
+        """One for each segment, in order; all ranks call it equally often, also without segments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalAnswers:
+    """A model in the learner's process."""
+
+    model: nn.Module | None
+    """None: the policy, with its weights as they are."""
+
+    def __call__(self, segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int) -> list[Teaching]:
+        """By a forward pass."""
+        return context.teach(segments, model=self.model, top_k=top_k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    """One entry of ``distill.teachers``."""
+
+    answers: Answers
+    weight: float = 1.0
+    when: Mapping[str, Any] = field(default_factory=dict)
+    """Metadata of the samples that it teaches."""
+    prompt_of: PromptOf | None = None
+    """What it is asked; None: what the policy was asked."""
+
+    def teaches(self, sample: Sample) -> bool:
+        """Whether the sample's metadata has all of ``when``."""
+        return all(name in sample.metadata and sample.metadata[name] == value for name, value in self.when.items())
+
+    def teach(self, segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int) -> list[Segment]:
+        """The segments with what this teacher says of them. All ranks call it, also without segments."""
+        told = self.answers([self._asked(segment) for segment in segments], context, top_k=top_k)
+        return [
+            replace(
+                segment,
+                policy=replace(
+                    segment.policy,  # type: ignore[type-var]
+                    teacher_logprobs=one.logprobs,
+                    teacher_top=one.top if top_k else None,
+                    teacher_weight=self.weight,
+                ),
+            )
+            for segment, one in zip(segments, told, strict=True)
+        ]
+
+    def _asked(self, segment: Segment) -> Segment:
+        """The same completion behind the teacher's prompt."""
+        if self.prompt_of is None:
+            return segment
+        prompt, target = self.prompt_of(segment.sample), segment.token_ids[segment.prompt_len :]
+        return replace(segment, token_ids=(*prompt, *target), prompt_len=len(prompt))
+
+
+def teacher_of(teachers: Sequence[Teacher], sample: Sample) -> int | None:
+    """Place of the first teacher that teaches a sample; None: no teacher does."""
+    return next((place for place, teacher in enumerate(teachers) if teacher.teaches(sample)), None)
+
+
+def teach_all(
+    teachers: Sequence[Teacher], segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int
+) -> list[Segment]:
+    """Each segment as its sample's teacher teaches it, in order."""
+    taught = list(segments)
+    owners = [teacher_of(teachers, segment.sample) for segment in segments]
+    for place, teacher in enumerate(teachers):
+        mine = [index for index, owner in enumerate(owners) if owner == place]
+        for index, segment in zip(mine, teacher.teach([segments[index] for index in mine], context, top_k=top_k)):
+            taught[index] = segment
+    return taught

@@ -1,0 +1,113 @@
+"""The teachers of a distillation: checked before a model is loaded, then loaded."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from rollmatch.config import RunConfig
+from rollmatch.config.custom import TeacherConfig
+from rollmatch.config.distill_rules import DISTILL
+from rollmatch.data import BadSamples, spread
+from rollmatch.errors import ConfigError, DataError
+from rollmatch.model.source import num_positions
+from rollmatch.model.template import Template
+from rollmatch.objectives.distill.prompt import TeacherPrompt
+from rollmatch.objectives.distill.teacher import LocalAnswers, Teacher, teacher_of
+from rollmatch.records import Sample
+
+
+def make_teachers(config: RunConfig, template: Template, load: Callable[[str], nn.Module] | None) -> list[Teacher]:
+    """What ``distill.teachers`` names. ``load`` reads a frozen model from its directory; None leaves models out.
+
+    Errors: ``teacher-prompt-malformed``.
+    """
+    made = []
+    for place, entry in enumerate(config.custom.extra.distill.teachers):
+        prompt, prompt_of = _prompt_of(entry, place, template), None
+        if prompt is not None:
+            prompt_of = partial(_prompt_ids, template=template, prompt=prompt)
+        answers = LocalAnswers(model=load(entry.model) if load and entry.model else None)
+        made.append(Teacher(answers=answers, weight=entry.weight, when=entry.when, prompt_of=prompt_of))
+    return made
+
+
+def check_teachers(config: RunConfig, template: Template, samples: Sequence[Sample]) -> None:
+    """Compare vocabularies, and render every sample's prompt as its teacher sees it; of lazy samples some.
+
+    Errors: ``teacher-vocabulary``, ``top-k-too-large``, ``teacher-prompt-malformed``, ``teacher-too-short``;
+    ``BadSamples`` of samples without a teacher or a field, or whose prompts cannot be made.
+    """
+    entries = config.custom.extra.distill.teachers
+    for place, entry in enumerate(entries):
+        if entry.model is not None:
+            _check_vocabulary(template, entry.model, key=f"{DISTILL}.teachers.{place}.model")
+    if entries:
+        _check_top_k(config, template)
+    _check_prompts(config, template, spread(samples) if entries else ())
+
+
+def first_difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> int | None:
+    """Smallest id that two vocabularies, token -> id, do not give to the same token; None: they are the same.
+
+    >>> first_difference({"a": 0, "b": 1}, {"a": 0, "c": 1}), first_difference({"a": 0}, {"a": 0})
+    (1, None)
+    """
+    return min((token_id for _, token_id in ours.items() ^ theirs.items()), default=None)
+
+
+def _check_vocabulary(template: Template, directory: str, *, key: str) -> None:
+    from transformers import AutoTokenizer  # a second to load
+
+    ours, theirs = template.tokenizer.get_vocab(), AutoTokenizer.from_pretrained(directory).get_vocab()
+    differs = first_difference(ours, theirs)
+    if differs is not None:
+        problem = f"{directory} has {len(theirs)} tokens, the policy {len(ours)}, and they differ first at id {differs}"
+        remedy = "Take a teacher of the same family: it must read and name the policy's tokens."
+        raise ConfigError(problem, code="teacher-vocabulary", key=key, remedy=remedy)
+
+
+def _check_top_k(config: RunConfig, template: Template) -> None:
+    top_k, most = config.custom.extra.distill.top_k, len(template.tokenizer) - len(template.banned_ids)
+    if top_k is not None and top_k > most:
+        problem, remedy = f"is {top_k}, but a response has {most} tokens to choose from", "Lower it."
+        raise ConfigError(problem, code="top-k-too-large", key=f"{DISTILL}.top_k", remedy=remedy)
+
+
+def _check_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]) -> None:
+    entries, teachers = config.custom.extra.distill.teachers, make_teachers(config, template, None)
+    prompts = [_prompt_of(entry, place, template) for place, entry in enumerate(entries)]
+    limits = [num_positions(Path(entry.model or config.model.model)) for entry in entries]
+    longest, errors = config.custom.extra.rollout_matching.max_new_tokens, list[DataError]()
+    for sample in samples:
+        place = teacher_of(teachers, sample)
+        if place is None:
+            problem, remedy = "has the metadata of no teacher", "Add a teacher without when as the last one."
+            errors.append(DataError(problem, code="teacher-missing", key=sample.origin, remedy=remedy))
+            continue
+        prompt, limit = prompts[place], limits[place]
+        try:
+            length = template.prompt_length(sample if prompt is None else prompt.ask(sample))
+        except DataError as error:
+            errors.append(error)
+            continue
+        if limit is not None and length + longest > limit:
+            problem = f"has {limit} positions; a prompt of {length} tokens ({sample.origin}) and {longest} do not fit"
+            remedy = "Shorten its prompt, lower max_new_tokens, or take another teacher."
+            key = f"{DISTILL}.teachers.{place}"
+            raise ConfigError(problem, code="teacher-too-short", key=key, remedy=remedy)
+    if errors:
+        raise BadSamples(errors)
+
+
+def _prompt_of(entry: TeacherConfig, place: int, template: Template) -> TeacherPrompt | None:
+    if entry.prompt is None:
+        return None
+    return TeacherPrompt(text=entry.prompt, key=f"{DISTILL}.teachers.{place}.prompt", user=template.user)
+
+
+def _prompt_ids(sample: Sample, *, template: Template, prompt: TeacherPrompt) -> tuple[int, ...]:
+    """[P] the teacher's prompt, images expanded."""
+    asked = prompt.ask(sample)
+    return template.expand(template.prompt_token_ids(asked), template.image_features(asked))
