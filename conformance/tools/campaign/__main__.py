@@ -12,11 +12,14 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import count, repeat
 
 from conformance.doubles import processes
+from conformance.tools.campaign.attack import attack
 from conformance.tools.campaign.doubles import trial
 from conformance.tools.campaign.observe import HealthLooks
 from conformance.tools.campaign.real import story
 
 FAULTS_OF_STORY = 20
+HEALTH_S = 1.0
+"""In which 99 % of the answers about health have to come."""
 
 
 def on_doubles(seed, *, num_faults, minutes, workers, show=print):
@@ -76,6 +79,19 @@ def on_processes(seed, *, num_faults, minutes, show=print):
     return len(struck), len(wrong)
 
 
+def on_server(seed, options, *, show=print):
+    """Attacks on one server; returns their number and what is wrong."""
+    looks, chance = HealthLooks(), random.Random(seed)
+    num, wrong = attack(
+        seed, num=options.attacks, minutes=options.attack_minutes, looks=looks, chance=chance, kinds=options.only
+    )
+    if looks.p99() > HEALTH_S or looks.num_failed:
+        wrong.append(f"health: {looks.shown()}")
+        show(f"  {wrong[-1]}")
+    show(f"  {len(wrong)} findings")
+    return num, wrong
+
+
 def main():
     parser = argparse.ArgumentParser(prog="conformance.tools.campaign", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -83,6 +99,9 @@ def main():
     parser.add_argument("--minutes", type=float, default=20.0, help="at most, on doubles")
     parser.add_argument("--workers", type=int, default=8, help="runs on doubles at a time")
     parser.add_argument("--real", type=int, default=0, metavar="N", help="faults on real servers and learners")
+    parser.add_argument("--attacks", type=int, default=0, metavar="N", help="attacks on a real server")
+    parser.add_argument("--attack-minutes", type=float, default=20.0, help="at most, on a real server")
+    parser.add_argument("--only", default="", help="kinds of attacks, by commas; all by default")
     parser.add_argument("--real-minutes", type=float, default=30.0, help="at most, on real servers and learners")
     options, findings = parser.parse_args(), 0
     if options.faults:
@@ -90,6 +109,8 @@ def main():
         findings += on_doubles(options.seed, **bounds)[1]
     if options.real:
         findings += on_processes(options.seed, num_faults=options.real, minutes=options.real_minutes)[1]
+    if options.attacks:
+        findings += len(on_server(options.seed, options)[1])
     return int(findings > 0)
 
 

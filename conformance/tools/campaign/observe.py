@@ -43,6 +43,9 @@ class HealthLooks:
                 self.seconds.append(time.monotonic() - began)
                 self.num_failed += not is_well
 
+    def p99(self):
+        return float(numpy.quantile(self.seconds or [0.0], 0.99))
+
     def shown(self):
         p50, p99, most = numpy.quantile(self.seconds or [0.0], (0.5, 0.99, 1.0))
         figures = f"p50 {p50:.3f} s, p99 {p99:.3f} s, max {most:.3f} s"

@@ -31,11 +31,13 @@ STORIES = (("off", 1), ("ahead", 1), ("off", 2), ("ahead", 2))
 """(mode of overlap, learner ranks), by turns."""
 PLACES = {"generation": "requested", "learning": "packed", "sync": "step", "checkpoint": "step", "resume": "run"}
 """Place -> the event of the journal with which it begins."""
+ANNOUNCED = "announcement"
+"""Of a sync, before its bytes: workers wait for them."""
 FAULTS = (
     *(("server killed", place) for place in ("generation", "generation", "learning", "sync", "sync", "resume")),
     *(("worker killed", place) for place in ("generation", "learning")),
     *(("server stopped", place) for place in ("generation", "generation", "sync", "sync", "learning", "resume")),
-    *(("learner killed", place) for place in PLACES),
+    *(("learner killed", place) for place in (*PLACES, ANNOUNCED, ANNOUNCED)),
     *(("learner stopped", place) for place in ("generation", "learning", "sync", "checkpoint")),
     *(("learner interrupted", place) for place in ("generation", "sync", "checkpoint")),
     *(("journal cut", place) for place in ("generation", "checkpoint")),
@@ -93,7 +95,9 @@ class StruckRun:
         if kind == "disk full":
             return self.fill_disk()
         if (kind, place) == ("server killed", "sync"):
-            return self.kill_in_sync()
+            return self.kill_in_sync(self.kill_server)
+        if place == ANNOUNCED:
+            return self.kill_in_sync(lambda: self.end_learner(signal.SIGKILL))
         if not self.tail.wait_for(lambda event: begins(place, event), self.is_running, BOUND_S):
             return False
         time.sleep(self.chance.choice((0.0, 0.02, 0.1, 0.25)))
@@ -126,8 +130,8 @@ class StruckRun:
         self.server.end(grace_s=0)
         self.start_server()
 
-    def kill_in_sync(self):
-        """Workers stand still, so that the sync that has begun cannot end before the front is killed."""
+    def kill_in_sync(self, kill):
+        """Workers stand still, so that the sync that has begun cannot end before somebody is killed."""
         if not self.tail.wait_for(lambda event: event["event"] == "packed", self.is_running, BOUND_S):
             return False
         self.looks.watch(None)
@@ -135,9 +139,15 @@ class StruckRun:
             self.tail.wait_for(lambda event: event["event"] == "step", self.is_running, BOUND_S)
             time.sleep(0.7)
             self.struck_at = time.monotonic()
-            self.server.process.kill()
-        self.replace_server()
+            kill()
+        if self.server.process.poll() is not None:
+            self.replace_server()
+        self.looks.watch(self.http)
         return True
+
+    def kill_server(self):
+        self.server.process.kill()
+        self.server.process.wait()
 
     def kill_worker(self):
         """A server without its engine ends by itself, and not with success."""

@@ -50,6 +50,12 @@ def test_with_a_key_any_host_name_is_good(start):
     assert client.get("/get_world_size/", headers={"host": "node7"}).status_code == 401
 
 
+def test_a_host_that_is_part_of_a_url_is_no_loopback_name(start):
+    _, _, client = start()
+    for host in ("x@localhost", "localhost/x", "localhost#x", "localhost?x"):
+        assert client.get("/get_world_size/", headers={"host": host}).json().get("code") == "host-refused", host
+
+
 def test_no_host_name_opens_a_route(start):
     """Starlette below 1.0.1 makes ``request.url.path`` from it; routes are chosen by the path."""
     _, _, client = start(api_key="secret")

@@ -187,7 +187,8 @@ def check_names(headers: Mapping[str, str], allowed: Iterable[str]) -> None:
         "Call it by its address, allow the name (custom.extra.rollout_server.allowed_hosts, or --allowed-hosts of "
         "vllm-serve), or set a key."
     )
-    if not (_is_address(f"//{host}") or _is_known(f"//{host}", names)):
+    is_plain = not set(host) & set("@/?#\\")  # else a URL's host is only a part of it
+    if not (is_plain and (_is_address(f"//{host}") or _is_known(f"//{host}", names))):
         raise Refusal(f"the call is for host {host!r}", code="host-refused", key="host", remedy=remedy)
     if origin is not None and not _is_known(origin, names):
         raise Refusal(f"the call comes from a page of {origin!r}", code="origin-refused", key="origin", remedy=remedy)

@@ -7,11 +7,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from rollmatch.errors import ConfigError
+from rollmatch.errors import ConfigError, first_line
 from rollmatch.server.payloads import TensorSpec
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _TORCH_NAMES = {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
+_LONGEST_HEADER = 100_000_000
+"""In bytes, as in safetensors."""
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
@@ -34,7 +36,7 @@ class Model:
 def load_model_identity(directory: str | Path, *, dtype: str) -> Model:
     """Read the headers of the directory's safetensors; floating tensors are held in ``dtype``.
 
-    Errors: ``checkpoint-missing``.
+    Errors: ``checkpoint-missing``, ``model-unreadable``.
     """
     directory = Path(directory)
     files = sorted(directory.glob("*.safetensors"))
@@ -44,11 +46,18 @@ def load_model_identity(directory: str | Path, *, dtype: str) -> Model:
             f"{directory} has no *.safetensors", code="checkpoint-missing", key="model.model", remedy=remedy
         )
     shapes: dict[str, TensorSpec] = {}
-    for path in files:
-        for name, header in _read_header(path).items():
-            held = dtype if header["dtype"] in _FLOATS else _TORCH_NAMES[header["dtype"]]
-            shapes[name] = TensorSpec(name=name, dtype=held, shape=tuple(header["shape"]))
-    aliases = _tied(json.loads((directory / "config.json").read_text()), shapes)
+    path = files[0]
+    try:
+        for path in files:
+            for name, header in _read_header(path).items():
+                held = dtype if header["dtype"] in _FLOATS else _TORCH_NAMES[header["dtype"]]
+                shapes[name] = TensorSpec(name=name, dtype=held, shape=tuple(header["shape"]))
+        path = directory / "config.json"
+        aliases = _tied(json.loads(path.read_text()), shapes)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        problem = f"{path} cannot be read: {type(error).__name__}: {first_line(error)}"
+        remedy = "Serve a directory that save_pretrained wrote."
+        raise ConfigError(problem, code="model-unreadable", key="model.model", remedy=remedy) from error
     for name in aliases:
         shapes.pop(name, None)
     return Model(directory=str(directory.resolve()), tensors=shapes, aliases=aliases)
@@ -57,6 +66,8 @@ def load_model_identity(directory: str | Path, *, dtype: str) -> Model:
 def _read_header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"its header has {length} bytes")
         header: dict[str, object] = json.loads(file.read(length))
     header.pop("__metadata__", None)
     return header

@@ -1,6 +1,6 @@
 """What ``/openapi.json`` says of bodies and failures, from the payloads that validate them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -48,7 +48,7 @@ def describe(app: FastAPI) -> None:
 
 def _described(app: FastAPI) -> dict[str, Any]:
     described: dict[str, Any] = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    bodies = dict(_bodies(app))
+    bodies = dict(_bodies(app.routes))
     kinds: list[tuple[type[BaseModel], Any]] = [(kind, "validation") for kind in {kind for kind, _ in bodies.values()}]
     failures: list[tuple[type[BaseModel], Any]] = [(Failure, "validation"), (OpenAIFailure, "validation")]
     references, schemas = models_json_schema([*kinds, *failures], ref_template=_REFERENCE)
@@ -65,8 +65,10 @@ def _described(app: FastAPI) -> dict[str, Any]:
     return described
 
 
-def _bodies(app: FastAPI) -> Iterator[tuple[str, _Accepted]]:
-    """(path, what its POST accepts)."""
-    for route in app.routes:
+def _bodies(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, _Accepted]]:
+    """(path, what its POST accepts). Newer FastAPI keeps a router that was included as it is."""
+    for route in routes:
         if isinstance(route, APIRoute) and hasattr(route.endpoint, _ACCEPTED):
-            yield route.path, getattr(route.endpoint, _ACCEPTED)
+            yield prefix + route.path, getattr(route.endpoint, _ACCEPTED)
+        elif hasattr(route, "original_router"):
+            yield from _bodies(route.original_router.routes, prefix + route.include_context.prefix)

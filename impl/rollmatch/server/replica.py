@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rollmatch.errors import LaunchError
 from rollmatch.server.failures import Refusal, WorkerDead
 from rollmatch.server.prompts import EnginePrompt, GenerateRequest
 from rollmatch.server.settings import ServerSettings
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from vllm.logprobs import LogprobsOnePosition, SampleLogprobs
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
-_RESET_PAUSE_S, _END_S = 0.001, 0.5
+_RESET_PAUSE_S, _END_S, _LONGEST_PROBLEM = 0.001, 0.5, 400
 _RESPONSES_AT_ONCE, _OUTPUTS_AT_ONCE = 16, "4"
 """Responses to one prompt that are begun, and outputs of vLLM's engine that are read, in one turn of the event loop:
 with 20 log-probabilities each takes a millisecond.
@@ -90,7 +91,12 @@ class VllmReplica:
         if isinstance(first_seed, int):
             arguments["seed"] = first_seed + index  # with one seed, all replicas would write the same responses
         os.environ.setdefault("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", _OUTPUTS_AT_ONCE)
-        config = AsyncEngineArgs(**arguments).create_engine_config()
+        try:
+            config = AsyncEngineArgs(**arguments).create_engine_config()
+        except ValueError as error:  # pydantic's too
+            problem = " ".join(str(error).split())[:_LONGEST_PROBLEM]
+            remedy = "Serve a model that this vLLM knows, with arguments that it takes."
+            raise LaunchError(problem, code="engine-refuses-model", key="model.model", remedy=remedy) from error
         if not settings.gpus:
             # vLLM has just set "spawn" for CPUs; a fork finds torch and vLLM loaded: 1 s of CPU in place of 8.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
