@@ -8,7 +8,11 @@ from conformance.doubles.digits import ROOT
 from conformance.doubles.small_run import assembled
 from rollmatch.config import load_config
 from rollmatch.data.splits import load_split
+from rollmatch.errors import ErrorList, RollmatchError
+from rollmatch.model.source import with_local_model
 from rollmatch.records import Sample
+from rollmatch.run.preflight import load_checked
+from rollmatch.run.prompts import read_prompts
 from rollmatch.training.trainer import RolloutTrainer
 
 CONFIG, MODEL = ROOT / "fixtures/arithmetic/grpo.yaml", ROOT / "fixtures/models/arithmetic"
@@ -46,6 +50,22 @@ def samples() -> tuple[Sample, ...]:
 def make_trainer(folder, *overrides: str) -> RolloutTrainer:
     """``rollmatch train`` of the configuration on 16 samples, less its console; 8 of them are evaluated."""
     return assembled(config_of(f"training.output_dir={folder}", *overrides), samples(), samples()[:8])
+
+
+def checked(*overrides):
+    """What ``rollmatch check`` says: all problems, or none."""
+    try:
+        config = with_local_model(config_of("training.output_dir=runs/never-written", *overrides))
+        train, val = load_checked(config)
+        read_prompts(config, train, val)
+    except RollmatchError as error:
+        return error.errors if isinstance(error, ErrorList) else [error]
+    return []
+
+
+def steps_of(trainer):
+    """Figures of each optimizer step."""
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
 def asked(template, sample, text):

@@ -6,11 +6,7 @@ import pytest
 
 from conformance.doubles.configs import config_with, refusal_of
 from conformance.doubles.digits import ROOT
-from conformance.doubles.distilled import MODEL, config_of, samples
-from rollmatch.errors import ErrorList, RollmatchError
-from rollmatch.model.source import with_local_model
-from rollmatch.run.preflight import load_checked
-from rollmatch.run.prompts import read_prompts
+from conformance.doubles.distilled import MODEL, checked, samples
 
 DISTILL, GRPO = "custom.extra.distill.", "custom.extra.grpo."
 VARIANT = ("custom.trainer_variant=distill", "~.decoding.temperature=1")
@@ -87,17 +83,6 @@ def test_a_wrong_section_is_refused_and_a_right_one_taken(bad, code, key, good):
 def test_options_of_the_policy_gradient_are_refused_where_there_is_none(bad, code, key, good):
     assert refusal_of(*bad) == (code, GRPO + key)
     assert config_with(*good).custom.trainer_variant == "distill"
-
-
-def checked(*overrides):
-    """What ``rollmatch check`` says: all problems, or none."""
-    try:
-        config = with_local_model(config_of("training.output_dir=runs/never-written", *overrides))
-        train, val = load_checked(config)
-        read_prompts(config, train, val)
-    except RollmatchError as error:
-        return error.errors if isinstance(error, ErrorList) else [error]
-    return []
 
 
 def named(entries):

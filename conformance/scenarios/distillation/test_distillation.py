@@ -14,6 +14,7 @@ from conformance.doubles.distilled import (
     logprobs_of,
     make_trainer,
     samples,
+    steps_of,
 )
 from conformance.doubles.small_run import requested, step_between, weights_of
 from rollmatch.model.policy import unwrap
@@ -30,11 +31,6 @@ WAYS = {
 
 def is_about_nothing(value):
     return value == pytest.approx(0, abs=1e-6)
-
-
-def steps_of(trainer):
-    """Figures of each optimizer step."""
-    return [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
 def as_saved():

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from rollmatch.config.connection import RolloutServerConfig
+from rollmatch.config.connection import BaseUrl, RolloutServerConfig
 from rollmatch.config.dataset import DatasetConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.config.section import (
@@ -144,8 +144,13 @@ class GrpoConfig(Section):
 
 
 class TeacherConfig(Section):
-    """One teacher: a model, or the policy itself."""
+    """One teacher: a server, a model, or the policy itself."""
 
+    base_url: BaseUrl | None = None
+    """URL prefix of a stock vllm serve, such as http://127.0.0.1:8000, started with --max-logprobs of top_k or more.
+    Needs decoding.temperature 1, and samples without images."""
+    timeout_s: Positive = 240.0
+    """Longest call of base_url; it is repeated for as long, too, while the server is busy or away. Unit: seconds."""
     model: Text | None = None
     """Directory of a saved Hugging Face model, or its id on the hub; it is loaded beside the policy, frozen. Its
     tokenizer must have the policy's vocabulary."""

@@ -7,6 +7,7 @@ from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.errors import ConfigError
 
 DISTILL, GRPO, VARIANT = "custom.extra.distill", "custom.extra.grpo", "custom.trainer_variant"
+TEMPERATURE = "custom.extra.rollout_matching.decoding.temperature"
 OF_THE_GRADIENT = (
     "baseline",
     "scale_rewards",
@@ -34,11 +35,10 @@ def _teachers(config: RunConfig) -> Iterator[ConfigError]:
 def _each_teacher(config: RunConfig) -> Iterator[ConfigError]:
     teachers, key = config.custom.extra.distill.teachers, f"{DISTILL}.teachers"
     for place, teacher in enumerate(teachers):
-        if (teacher.model is None) != teacher.self:
-            problem = (
-                "names neither a model nor the policy" if teacher.model is None else "names a model and the policy"
-            )
-            remedy = "Write model, or self: true."
+        named = [name for name in ("base_url", "model", "self") if getattr(teacher, name)]
+        if len(named) != 1:
+            problem = f"names {' and '.join(named) or 'no teacher'}"
+            remedy = "Write one of base_url, model and self: true."
             yield ConfigError(problem, code="teacher-ambiguous", key=f"{key}.{place}", remedy=remedy)
         elif teacher.self and teacher.prompt is None:
             problem, remedy = "would teach what it does itself", "Add a prompt, such as one with worked examples."
@@ -52,6 +52,17 @@ def _order(config: RunConfig) -> Iterator[ConfigError]:
             remedy = "Add the metadata of its samples, or make it the last one."
             key = f"{DISTILL}.teachers.{place}.when"
             yield ConfigError(problem, code="teacher-never-asked", key=key, remedy=remedy)
+
+
+def _temperature(config: RunConfig) -> Iterator[ConfigError]:
+    """A server's log-probabilities are of its own distribution, whatever a request says."""
+    temperature = config.custom.extra.rollout_matching.decoding.temperature
+    for place, teacher in enumerate(config.custom.extra.distill.teachers):
+        if teacher.base_url is not None and temperature != 1:
+            problem = f"needs completions of temperature 1, but they have {temperature}"
+            remedy = f"Set {TEMPERATURE} to 1, or load the teacher by model."
+            key = f"{DISTILL}.teachers.{place}.base_url"
+            yield ConfigError(problem, code="teacher-temperature", key=key, remedy=remedy)
 
 
 def _loss(config: RunConfig) -> Iterator[ConfigError]:
@@ -92,6 +103,7 @@ DISTILL_RULES: tuple[Rule, ...] = (
     Rule(reads=(VARIANT, f"{DISTILL}.teachers"), check=_teachers),
     Rule(reads=(f"{DISTILL}.teachers",), check=_each_teacher),
     Rule(reads=(f"{DISTILL}.teachers",), check=_order),
+    Rule(reads=(f"{DISTILL}.teachers", TEMPERATURE), check=_temperature),
     Rule(reads=(VARIANT, f"{DISTILL}.loss", f"{DISTILL}.beta", f"{DISTILL}.top_k"), check=_loss),
     Rule(
         reads=(VARIANT, f"{DISTILL}.loss", f"{GRPO}.rewards", *(f"{GRPO}.{name}" for name in OF_THE_GRADIENT)),

@@ -1,5 +1,6 @@
 """The teachers of a distillation: checked before a model is loaded, then loaded."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,18 @@ from rollmatch.config import RunConfig
 from rollmatch.config.custom import TeacherConfig
 from rollmatch.config.distill_rules import DISTILL
 from rollmatch.data import BadSamples, spread
+from rollmatch.dialects.http import ReplyMalformed, ServerRefused
+from rollmatch.dialects.vllm.teacher import TeacherServer, first_difference_in_text, num_ids_of
 from rollmatch.errors import ConfigError, DataError
 from rollmatch.model.source import num_positions
 from rollmatch.model.template import Template
 from rollmatch.objectives.distill.prompt import TeacherPrompt
-from rollmatch.objectives.distill.teacher import LocalAnswers, Teacher, teacher_of
+from rollmatch.objectives.distill.teacher import Answers, LocalAnswers, ServerAnswers, Teacher, teacher_of
 from rollmatch.records import Sample
+from rollmatch.server.settings import KEY_VARIABLE
+
+TRY_S = 60.0
+"""Longest call that tries a server."""
 
 
 def make_teachers(config: RunConfig, template: Template, load: Callable[[str], nn.Module] | None) -> list[Teacher]:
@@ -28,21 +35,28 @@ def make_teachers(config: RunConfig, template: Template, load: Callable[[str], n
         prompt, prompt_of = _prompt_of(entry, place, template), None
         if prompt is not None:
             prompt_of = partial(_prompt_ids, template=template, prompt=prompt)
-        answers = LocalAnswers(model=load(entry.model) if load and entry.model else None)
+        answers: Answers = LocalAnswers(model=load(entry.model) if load and entry.model else None)
+        if entry.base_url is not None:
+            server = _server_of(entry.base_url)
+            answers = ServerAnswers(server=server, timeout_s=entry.timeout_s, retry_budget_s=entry.timeout_s)
         made.append(Teacher(answers=answers, weight=entry.weight, when=entry.when, prompt_of=prompt_of))
     return made
 
 
 def check_teachers(config: RunConfig, template: Template, samples: Sequence[Sample]) -> None:
-    """Compare vocabularies, and render every sample's prompt as its teacher sees it; of lazy samples some.
+    """Compare vocabularies, try servers, and render each sample's prompt as its teacher sees it; of lazy samples some.
 
-    Errors: ``teacher-vocabulary``, ``top-k-too-large``, ``teacher-prompt-malformed``, ``teacher-too-short``;
+    Errors: ``teacher-vocabulary``, ``teacher-without-logprobs``, ``ServerRefused``, ``TransportFailed``,
+    ``top-k-too-large``, ``teacher-prompt-malformed``, ``teacher-too-short``;
     ``BadSamples`` of samples without a teacher or a field, or whose prompts cannot be made.
     """
     entries = config.custom.extra.distill.teachers
     for place, entry in enumerate(entries):
         if entry.model is not None:
             _check_vocabulary(template, entry.model, key=f"{DISTILL}.teachers.{place}.model")
+        if entry.base_url is not None:
+            key, top_k = f"{DISTILL}.teachers.{place}.base_url", config.custom.extra.distill.top_k or 0
+            _check_server(template, _server_of(entry.base_url), top_k=top_k, key=key)
     if entries:
         _check_top_k(config, template)
     _check_prompts(config, template, spread(samples) if entries else ())
@@ -68,6 +82,35 @@ def _check_vocabulary(template: Template, directory: str, *, key: str) -> None:
         raise ConfigError(problem, code="teacher-vocabulary", key=key, remedy=remedy)
 
 
+def _server_of(base_url: str) -> TeacherServer:
+    return TeacherServer(base_url, api_key=os.environ.get(KEY_VARIABLE))
+
+
+def _check_server(template: Template, server: TeacherServer, *, top_k: int, key: str) -> None:
+    """Have one token judged, then compare what every id writes."""
+    num_ids = len(template.tokenizer)
+    try:
+        server.teach((0, 1), 1, top_k=top_k, timeout_s=TRY_S)
+    except (ServerRefused, ReplyMalformed) as error:
+        remedy = f"Start vllm serve --max-logprobs {max(top_k, 1)} or more there; see what it says."
+        raise ConfigError(str(error.problem), code="teacher-without-logprobs", key=key, remedy=remedy) from error
+    differs = first_difference_in_text(template.tokenizer.decode, server.text, num_ids)
+    theirs = num_ids_of(server.text) if differs is not None or server.text([num_ids]) else num_ids
+    if differs is not None or theirs != num_ids:
+        differs = num_ids if differs is None else differs
+        problem = f"{server.base_url} has {theirs} tokens, the policy {num_ids}, and they differ first at id {differs}"
+        remedy = "Serve a teacher of the same family: it must read and name the policy's tokens."
+        raise ConfigError(problem, code="teacher-vocabulary", key=key, remedy=remedy)
+
+
+def _limit_of(config: RunConfig, entry: TeacherConfig) -> int | None:
+    """Most tokens of a sequence that a teacher takes; a server writes one more."""
+    if entry.base_url is None:
+        return num_positions(Path(entry.model or config.model.model))
+    _, longest = _server_of(entry.base_url).model()
+    return None if longest is None else longest - 1
+
+
 def _check_top_k(config: RunConfig, template: Template) -> None:
     top_k, most = config.custom.extra.distill.top_k, len(template.tokenizer) - len(template.banned_ids)
     if top_k is not None and top_k > most:
@@ -78,7 +121,7 @@ def _check_top_k(config: RunConfig, template: Template) -> None:
 def _check_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]) -> None:
     entries, teachers = config.custom.extra.distill.teachers, make_teachers(config, template, None)
     prompts = [_prompt_of(entry, place, template) for place, entry in enumerate(entries)]
-    limits = [num_positions(Path(entry.model or config.model.model)) for entry in entries]
+    limits = [_limit_of(config, entry) for entry in entries]
     longest, errors = config.custom.extra.rollout_matching.max_new_tokens, list[DataError]()
     for sample in samples:
         place = teacher_of(teachers, sample)
@@ -87,6 +130,10 @@ def _check_prompts(config: RunConfig, template: Template, samples: Sequence[Samp
             errors.append(DataError(problem, code="teacher-missing", key=sample.origin, remedy=remedy))
             continue
         prompt, limit = prompts[place], limits[place]
+        if sample.images and entries[place].base_url is not None:
+            problem, remedy = "has an image, which a teacher by URL is not shown", "Load the teacher by model."
+            errors.append(DataError(problem, code="teacher-without-images", key=sample.origin, remedy=remedy))
+            continue
         try:
             length = template.prompt_length(sample if prompt is None else prompt.ask(sample))
         except DataError as error:

@@ -1,13 +1,23 @@
 """Who says how likely each token of a completion should have been."""
 
+import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from torch import nn
 
+from rollmatch.dialects.vllm.client import MAX_CALLS
+from rollmatch.dialects.vllm.teacher import TeacherServer
+from rollmatch.errors import RolloutError
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.records import Sample, Segment, Teaching
+from rollmatch.rollout.retry import Pause, call_with_retries
+
+LOG = logging.getLogger("rollmatch.teacher")
 
 PromptOf = Callable[[Sample], tuple[int, ...]]
 """[P] a sample's prompt, images expanded."""
@@ -30,6 +40,42 @@ class LocalAnswers:
     def __call__(self, segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int) -> list[Teaching]:
         """By a forward pass."""
         return context.teach(segments, model=self.model, top_k=top_k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAnswers:
+    """A server, one call for each completion."""
+
+    server: TeacherServer
+    timeout_s: float
+    """Of one call."""
+    retry_budget_s: float
+    """From the first failure of a call."""
+
+    def __call__(self, segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int) -> list[Teaching]:
+        """Calls at the same time, each repeated while the server is busy or away.
+
+        Errors: those of ``TeacherServer.teach``.
+        """
+        if not segments:
+            return []
+
+        def ask(segment: Segment) -> Teaching:
+            return call_with_retries(
+                partial(
+                    self.server.teach, segment.token_ids, segment.prompt_len, top_k=top_k, timeout_s=self.timeout_s
+                ),
+                budget_s=self.retry_budget_s,
+                failed=tell,
+                clock=time,
+            )
+
+        def tell(error: RolloutError, pause: Pause | None) -> None:
+            if pause is not None:
+                LOG.warning("teacher %s, attempt %d in %.2g s: %s", self.server.base_url, *pause[:2], error)
+
+        with ThreadPoolExecutor(min(MAX_CALLS, len(segments))) as pool:
+            return list(pool.map(ask, segments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,115 @@
+"""Teachers by URL: a server that judges tokens, and servers that cannot."""
+
+import logging
+
+import pytest
+
+from conformance.doubles.digits import ROOT
+from conformance.doubles.distilled import DIVERGENCE, MODEL, PROMPTED, checked, make_trainer, steps_of
+from conformance.doubles.instance import free_port
+from conformance.doubles.refusals import refused
+from conformance.doubles.teacher_server import MAX_LOGPROBS, MAX_MODEL_LEN, TeacherDouble, serving
+
+TEACHERS = "custom.extra.distill.teachers="
+KEY = "custom.extra.distill.teachers.0.base_url"
+
+
+def served(url, prompt="{question} {sum}", **more):
+    fields = "".join(f", {name}: {value}" for name, value in more.items())
+    return f'{TEACHERS}[{{base_url: "{url}", prompt: "{prompt}"{fields}}}]'
+
+
+@pytest.mark.scenario(
+    "distillation/a-server-teaches-what-the-same-model-teaches-here",
+    clauses=["distillation/a-teacher-may-be-a-server#1,2"],
+)
+@pytest.mark.parametrize("loss", [(), DIVERGENCE], ids=["sampled", "divergence"])
+def test_a_server_teaches_what_the_same_model_teaches_here(tmp_path, loss):
+    two = ("training.max_steps=2", "training.learning_rate=0.001", *loss)
+    here = make_trainer(tmp_path / "here", PROMPTED, *two)
+    here.train()
+    with serving(TeacherDouble(MODEL)) as url:
+        there = make_trainer(tmp_path / "there", served(url), *two)
+        there.train()
+    for name in ("loss", "teacher_kl", "divergence"):
+        ours, theirs = ([step[name] for step in steps_of(trainer)] for trainer in (here, there))
+        assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-6)
+    assert steps_of(here)[0]["teacher_kl"] != 0
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#3"])
+def test_a_busy_server_is_asked_again_and_nothing_is_lost(tmp_path, caplog):
+    teacher = TeacherDouble(MODEL)
+    with serving(teacher) as url, caplog.at_level(logging.WARNING):
+        trainer = make_trainer(tmp_path, served(url), *DIVERGENCE)
+        teacher.faults = [503, 429]
+        trainer.train()
+    assert len(teacher.judged) == 16
+    assert len([record for record in caplog.records if record.name == "rollmatch.teacher"]) == 2
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#3,4"])
+def test_a_server_that_stays_away_ends_the_run_by_name(tmp_path):
+    with serving(TeacherDouble(MODEL)) as url:
+        trainer = make_trainer(tmp_path, served(url, timeout_s=0.5), *DIVERGENCE)
+    with refused("transport-failed", url):
+        trainer.train()
+
+
+def without_the_last(body):
+    body["choices"][0]["prompt_logprobs"].pop()
+    return body
+
+
+def of_other_tokens(body):
+    rows = body["choices"][0]["prompt_logprobs"]
+    rows[1:] = [dict(list(row.items())[1:]) for row in rows[1:]]
+    return body
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#4"])
+@pytest.mark.parametrize("mend", [without_the_last, of_other_tokens, lambda body: {"choices": []}])
+def test_an_answer_about_other_tokens_ends_the_run(tmp_path, mend):
+    teacher = TeacherDouble(MODEL)
+    with serving(teacher) as url:
+        trainer = make_trainer(tmp_path, served(url), *DIVERGENCE[:2], "custom.extra.distill.top_k=1")
+        teacher.mend = mend
+        with refused("reply-malformed", url):
+            trainer.train()
+
+
+def without_logprobs(body):
+    body["choices"][0]["prompt_logprobs"] = None
+    return body
+
+
+@pytest.mark.scenario(
+    "distillation/a-server-that-cannot-teach-is-refused-before-a-model-is-loaded",
+    clauses=["distillation/a-teacher-may-be-a-server#5,6"],
+)
+def test_a_server_that_cannot_teach_is_refused_before_a_model_is_loaded():
+    with serving(TeacherDouble(MODEL)) as url:
+        assert checked(served(url), *DIVERGENCE) == []
+        many = (*DIVERGENCE, f"custom.extra.distill.top_k={MAX_LOGPROBS + 1}")
+        (error,) = checked(served(url), *many)
+        assert (error.code, error.key) == ("teacher-without-logprobs", KEY)
+        assert f"--max-logprobs {MAX_LOGPROBS + 1}" in error.remedy
+        (error,) = checked(served(url, prompt="long " * (MAX_MODEL_LEN // 2)), *DIVERGENCE)
+        assert error.code == "teacher-too-short"
+        (error,) = checked(served(url), "custom.extra.rollout_matching.decoding.temperature=0.7")
+        assert (error.code, error.key) == ("teacher-temperature", KEY)
+    with serving(TeacherDouble(MODEL, mend=without_logprobs)) as url:
+        (error,) = checked(served(url), *DIVERGENCE)
+        assert (error.code, error.key) == ("teacher-without-logprobs", KEY)
+    (error,) = checked(served(f"http://127.0.0.1:{free_port()}"), *DIVERGENCE)
+    assert error.code == "transport-failed"
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#6"])
+def test_a_server_with_another_tokenizer_is_refused_as_a_directory_with_it_is():
+    other = ROOT / "fixtures/models/digits"
+    (here,) = checked(f"{TEACHERS}[{{model: {other}}}]")
+    with serving(TeacherDouble(MODEL, tokenizer=other)) as url:
+        (there,) = checked(served(url), *DIVERGENCE)
+    assert (there.code, there.key) == ("teacher-vocabulary", KEY)
+    assert there.problem.removeprefix(url) == here.problem.removeprefix(str(other))
