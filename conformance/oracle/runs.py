@@ -317,7 +317,11 @@ class Oracle:
     def packed(self, rank: int, segments: list, num_rows: int) -> list:
         """What is learnt of the new and the waiting; what waits is scored by the weights of now."""
         waiting = self.waiting[rank] + [(len(c["expanded"]) + len(c["target"]), c) for c in segments]
-        rows, self.waiting[rank] = rows_of(waiting, num_rows, self.keys["global_max_length"])
+        rows, waiting = rows_of(waiting, num_rows, self.keys["global_max_length"])
+        while len(waiting) > (self.keys[f"{T}.packing_buffer"] or len(segments)):
+            more, waiting = rows_of(waiting, 1, self.keys["global_max_length"])
+            rows += more
+        self.waiting[rank] = waiting
         for _, completion in self.waiting[rank]:
             if self.is_paid and completion["old"] is None:
                 completion["old"] = self.scored(self.policy, completion)

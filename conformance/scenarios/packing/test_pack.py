@@ -114,7 +114,7 @@ def test_a_segment_longer_than_a_row_is_refused_and_changes_nothing():
 )
 def test_an_overfull_buffer_is_refused_and_changes_nothing():
     packer = make_packer(1, 1, max_buffered=3)
-    check_refusal(packer, plain_segments(1, 1), "packing-buffer-full", "training.packing_buffer")
+    check_refusal(packer, plain_segments(1, 1), "packing-buffer-full", "max_buffered")
     packer.add(plain_segments(1))
     assert packer.buffered == 3
 

@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from conformance.doubles.configs import refusal_of
-from conformance.doubles.digits import load_digits
 from conformance.doubles.models import make_packed_model, packed_logits
-from conformance.doubles.refusals import refused
 from conformance.doubles.segments import ids_of, make_packer, make_row, make_segment
-from rollmatch.run.prompts import check_packing
 
 
 @pytest.mark.scenario(
@@ -28,21 +25,6 @@ def test_no_row_of_a_step_stays_empty():
     packer = make_packer(2, 2, 2)
     assert ids_of(packer.pop_row(rows_to_follow=1).segments) == [0, 1]
     assert [ids_of(packer.pop_row().segments) for _ in range(packer.buffered)] == [[2]]
-
-
-@pytest.mark.scenario("packing/a-buffer-that-must-overflow", clauses=["packing/the-waiting-list-is-bounded#7"])
-def test_a_buffer_that_must_overflow():
-    rollout, training = "custom.extra.rollout_matching", "training.per_device_train_batch_size=4"
-    narrow = ("global_max_length=10", f"{rollout}.max_new_tokens=1", f"{rollout}.vllm.max_model_len=null", training)
-    narrow = (*narrow, "training.gradient_accumulation_steps=1", "training.packing=true", "training.packing_buffer=8")
-
-    def start(steps, lengths):
-        check_packing(load_digits(*narrow, f"training.max_steps={steps}"), lengths, learner_world_size=1)
-
-    with refused("packing-buffer-full", "training.packing_buffer"):
-        start(3, [5, 5])
-    start(2, [5, 5])
-    start(1000, [1, 2])
 
 
 @pytest.mark.scenario(

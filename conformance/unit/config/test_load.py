@@ -35,7 +35,7 @@ def test_defaults_stand_where_nothing_is_said():
     assert (rollout.vllm.gpu_memory_utilization, rollout.vllm.sync.mode) == (0.45, "full")
     assert (rollout.decoding.temperature, rollout.decoding.top_p, rollout.decoding.top_k) == (0.0, 1.0, -1)
     training = config.training
-    assert (training.packing, training.packing_buffer, training.packing_min_fill_ratio) == (False, 512, 0.65)
+    assert (training.packing, training.packing_buffer, training.packing_min_fill_ratio) == (False, None, 0.65)
 
 
 def test_neither_the_given_tree_nor_a_config_can_be_changed():

@@ -93,6 +93,21 @@ def test_the_evaluation_before_the_first_step_can_be_left_out(tmp_path):
     assert [event["step"] for event in read_journal(out / JOURNAL) if event["event"] == "evaluated"] == [1]
 
 
+def breaks_later(answer, sample):
+    breaks_later.calls = getattr(breaks_later, "calls", 0) + 1
+    if breaks_later.calls > 10:
+        raise RuntimeError("the judge is gone")
+    return float(len(answer))
+
+
+def test_an_error_that_ends_a_run_leaves_a_checkpoint(tmp_path):
+    """Four completions a step, and one call before the run: the third step loses three, the fourth fails."""
+    config = keys(tmp_path) | {"training.max_steps": 5}
+    with refused("rewards-all-failed"):
+        train(config, train_data=DATA, rewards=[breaks_later])
+    assert (tmp_path / "run/checkpoint-3/manifest.json").is_file()
+
+
 def nothing(answer, sample):
     return 0.0
 

@@ -1,21 +1,19 @@
 """Prompts are counted before a model is loaded: which are compared with the processor's, left out or refused."""
 
-import json
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 
-from conformance.doubles.digits import ROOT, load_digits
+from conformance.doubles.digits import load_digits
 from conformance.doubles.refusals import refused
-from rollmatch.config import effective, load_config
+from rollmatch.config import effective
 from rollmatch.data import BadSamples
 from rollmatch.model.template import PromptUncuttable
 from rollmatch.records import Sample
 from rollmatch.run.assemble import make_template
-from rollmatch.run.prompts import check_packing, fit_prompts
+from rollmatch.run.prompts import fit_prompts
 
 LIMIT = effective.max_prompt_len(load_digits())
 
@@ -65,40 +63,6 @@ def test_the_first_of_the_longest_is_named():
 
 ROLLOUT = "custom.extra.rollout_matching"
 NARROW = ("global_max_length=10", f"{ROLLOUT}.max_new_tokens=1", f"{ROLLOUT}.vllm.max_model_len=null")
-
-
-@pytest.mark.parametrize(
-    ("batch", "rows", "lengths", "least"),
-    [
-        *((4, 1, [5, 5], 4 + 2 * 3), (4, 2, [5, 5], 8 + 2 * 6), (4, 1, [10], 4 + 2 * 3)),
-        *((4, 2, [1, 7], 8 + 2 * 2), (4, 1, [1], 4), (3, 1, [3], 3 + 2 * 1)),
-    ],
-)
-@pytest.mark.parametrize("duration", [{"max_steps": 3}, {"max_steps": -1, "num_train_epochs": 2}])
-def test_the_buffer_holds_what_rows_leave_of_each_step(batch, rows, lengths, least, duration):
-    """A segment has its prompt and one token; six segments of six tokens wait where two rows of ten take one each."""
-    settings = {"per_device_train_batch_size": batch, "gradient_accumulation_steps": rows, **duration}
-
-    def check(buffer, *more):
-        set_to = [f"training.{key}={value}" for key, value in (settings | {"packing_buffer": buffer}).items()]
-        config = load_digits(*NARROW, *set_to, "training.packing=true", *more)
-        check_packing(config, lengths, num_samples=3 * batch * rows, learner_world_size=2)
-
-    check(least)
-    with refused("packing-buffer-full", problem=f"{batch * rows} segments come into {rows} rows of 10 tokens"):
-        check(least - 1)
-    check(least - 1, "training.packing=false")
-
-
-@pytest.mark.parametrize(("buffer", "code"), [(14, "packing-buffer-full"), (15, None)])
-def test_every_completion_of_a_group_is_a_segment_and_a_data_set_that_was_counted_has_no_other_size(buffer, code):
-    path = ROOT / "fixtures/arithmetic/grpo.yaml"
-    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "num_train_epochs": 1}
-    settings |= {"max_steps": -1, "packing": True, "packing_buffer": buffer}
-    set_to = [f"training.{key}={json.dumps(value)}" for key, value in settings.items()]
-    config = load_config(path, [*NARROW, *set_to, "custom.extra.grpo.num_generations=4"])
-    with refused(code) if code else nullcontext():
-        check_packing(config, [9] * 4, learner_world_size=1)
 
 
 def test_the_first_and_the_longest_prompt_with_images_are_compared_with_the_processor_s():

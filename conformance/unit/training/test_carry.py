@@ -43,6 +43,39 @@ def test_a_carried_segment_keeps_the_version_that_wrote_it(narrow):
     assert min(versions) < 3
 
 
+@pytest.mark.scenario("packing/more-segments-than-rows-take", clauses=["packing/the-waiting-list-is-bounded#7"])
+def test_a_step_makes_more_rows_rather_than_let_segments_pile_up(tmp_path):
+    """Eight segments come into one row of two; 6 more would wait after each step, and end the run after 85 of them."""
+    crowded = ("training.per_device_train_batch_size=8", "training.max_steps=5", "training.learning_rate=1e-4")
+    trainer, change = trained(tmp_path, *NARROW, *crowded, samples=scenes("train")[:40], is_shallow=True)
+    packed = events(trainer, "packed")
+    learnt = list(chain(*chain(*(event["sample_ids"] for event in packed))))
+    waiting = [segment.sample.sample_id for segment in trainer.learner.batcher.packer.state()]
+    assert sorted([*learnt, *waiting]) == list(range(40))
+    assert 0 < max(event["carried"] for event in packed) <= 8
+    assert max(event["rows"] for event in packed) > 1
+    assert change.any()
+    assert trainer.state.global_step == 5
+
+
+def test_rows_beyond_the_configured_ones_teach_what_a_padded_batch_teaches(tmp_path):
+    """All segments of a step, in as many rows as they need, move the weights as one batch of them does."""
+    step = ("training.max_steps=1", "training.per_device_train_batch_size=8", BRIEF)
+    packed = ("training.packing=true", "global_max_length=330", "training.packing_buffer=1")
+    samples = scenes("train")[:8]
+    rows, moved = trained(tmp_path / "rows", *step, *packed, samples=samples, is_shallow=True)
+    (left,) = (segment.sample.sample_id for segment in rows.learner.batcher.packer.state())
+    _, other = trained(
+        tmp_path / "padded",
+        *step,
+        "training.per_device_train_batch_size=7",
+        samples=[sample for sample in samples if sample.sample_id != left],
+        is_shallow=True,
+    )
+    assert events(rows, "packed")[0]["rows"] > 1
+    assert (moved - other).norm() < 1e-3 * other.norm()
+
+
 def longest_segment(folder):
     trainer, _ = trained(folder, "training.packing=true", BRIEF, is_shallow=True)
     return max(segment.encoded_len for batch in trainer.report.batches for segment in batch.segments)

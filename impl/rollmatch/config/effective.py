@@ -123,6 +123,14 @@ def rollout_threads(config: RunConfig, *, on_gpu: bool) -> int | None:
     return config.training.rollout_threads or (None if on_gpu else 1)
 
 
+def packing_buffer(config: RunConfig) -> int:
+    """Segments of a rank that may wait for a row of the next step."""
+    training = config.training
+    copies = config.custom.extra.grpo.num_generations if config.custom.learns_from_completions else 1
+    brought = training.per_device_train_batch_size * training.gradient_accumulation_steps * copies
+    return training.packing_buffer or brought
+
+
 def steps_per_window(config: RunConfig) -> int:
     """Optimizer steps that learn from the rollouts of one generation phase."""
     rules = config.custom.extra.grpo

@@ -329,8 +329,9 @@ class TrainingConfig(Section):
     padding_free: Literal["auto"] | bool = "auto"
     """Without packing, concatenate the segments of a micro-batch instead of padding them, and give all micro-batches of
     a step about as many tokens. Needs model.attn_impl: packed. auto does so on a GPU in half precision."""
-    packing_buffer: Count = 512
-    """Most segments that may wait for a later row; more is an error. Unit: segments."""
+    packing_buffer: Count | None = None
+    """Most segments that may wait for a row of the next step; where more would, a step makes more rows than
+    gradient_accumulation_steps. null: as many as a step brings. Unit: segments."""
     packing_min_fill_ratio: PositiveShare = 0.65
     """Rows filled less than this are reported as a warning. Unit: share of global_max_length."""
     packing_drop_last: bool = True

@@ -12,6 +12,7 @@ from rollmatch.errors import LearnError
 from rollmatch.learn.balance import RowBalancer, split_by_length
 from rollmatch.learn.pack import Packer, starts_of_padded
 from rollmatch.model.images import NO_IMAGES, ImageFeatures, image_arguments, multimodal_part, token_types
+from rollmatch.ranks import Ranks
 from rollmatch.records import Row, Sample, Segment
 
 VIDEO = 2
@@ -161,7 +162,7 @@ Passes = dict[str, Sequence[MicroBatch]]
 class Batcher:
     """Makes the micro-batches of an optimizer step; holds the packing buffer between steps."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # parts of one step
         self,
         model: torch.nn.Module,
         supervisor: Supervisor,
@@ -169,8 +170,13 @@ class Batcher:
         packer: Packer | None,
         pad_id: int,
         balancer: RowBalancer | None = None,
+        max_waiting: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """``balancer``: without a packer, segments of a micro-batch are concatenated, not padded."""
+        """``balancer``: without a packer, segments of a micro-batch are concatenated, not padded. ``max_waiting``:
+        segments that the packer may keep for the next step, where ``num_batches`` rows do not take them."""
+        self.max_waiting = max_waiting
+        self.ranks = ranks or Ranks()
         self.balancer = balancer
         self.model = model
         self.supervisor = supervisor
@@ -178,6 +184,7 @@ class Batcher:
         self.pad_id = pad_id
         self.waiting_before: Sequence[Segment] = ()
         """Segments that waited for a row before the last ``make``."""
+        self._num_batches = 1
 
     @property
     def tokens_per_batch(self) -> int | None:
@@ -185,14 +192,19 @@ class Batcher:
         return None if self.balancer is None else self.balancer.capacity
 
     def as_inputs(self, batches: Sequence[MicroBatch]) -> list[Passes]:
-        """What transformers iterates: each micro-batch, or all together where their number varies."""
-        return [{"passes": [batch]} for batch in batches] if self.tokens_per_batch is None else [{"passes": batches}]
+        """What transformers iterates, ``num_batches`` or 1: each micro-batch, the last with all that are left."""
+        if self.tokens_per_batch is not None:
+            return [{"passes": batches}]
+        single = self._num_batches - 1
+        inputs: list[Passes] = [{"passes": [batch]} for batch in batches[:single]]
+        return [*inputs, {"passes": batches[single:]}]
 
     def make(self, segments: Sequence[Segment], features_of: FeaturesOf, *, num_batches: int) -> list[MicroBatch]:
-        """``num_batches`` micro-batches, or as many as the balancer finds; all ranks call it.
+        """``num_batches`` micro-batches, or as many as the balancer finds, or more rows where segments would pile up.
 
-        Errors: those of ``Packer.add``; the buffer is then unchanged.
+        All ranks call it, and make as many. Errors: those of ``Packer.add``; the buffer is then unchanged.
         """
+        self._num_batches = num_batches
         if self.packer is None and self.balancer is not None:
             rows = self.balancer.rows_of(segments, num_rows=num_batches)
             return [self._packed(row, features_of) if row.segments else self.idle(row.capacity) for row in rows]
@@ -201,7 +213,11 @@ class Batcher:
         self.waiting_before = self.packer.state()
         self.packer.add(segments)
         rows = [self.packer.pop_row(rows_to_follow=left) for left in reversed(range(num_batches))]
-        return [self._packed(row, features_of) for row in rows]
+        while self.max_waiting is not None and self.packer.buffered > self.max_waiting:
+            rows.append(self.packer.pop_row())
+        num_idle = max(self.ranks.gather(len(rows))) - len(rows)
+        made = [self._packed(row, features_of) for row in rows]
+        return made + [self.idle(self.packer.capacity) for _ in range(num_idle)]
 
     def idle(self, capacity: int) -> MicroBatch:
         """A pass of one token that nothing is learnt from: it takes part in what ranks exchange."""

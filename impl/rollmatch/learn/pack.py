@@ -62,10 +62,10 @@ def pack(lengths: Sequence[int], *, capacity: int) -> list[list[int]]:
 class Packer:
     """Rank-local buffer of segments that hands out rows; the buffer outlives optimizer steps.
 
-    ``capacity`` is ``global_max_length`` in tokens, ``max_buffered`` is ``training.packing_buffer`` in segments.
+    ``capacity`` is ``global_max_length`` in tokens, ``max_buffered`` the most segments that ``add`` leaves waiting.
     """
 
-    def __init__(self, capacity: int, *, max_buffered: int) -> None:
+    def __init__(self, capacity: int, *, max_buffered: int | None = None) -> None:
         self.capacity = capacity
         self.max_buffered = max_buffered
         self._buffer: list[Segment] = []
@@ -113,12 +113,12 @@ class Packer:
         for segment in buffer:
             if segment.encoded_len > self.capacity:
                 raise too_long(segment, self.capacity)
-        if len(buffer) > self.max_buffered:
+        if self.max_buffered is not None and len(buffer) > self.max_buffered:
             raise LearnError(
                 f"{len(buffer)} segments would wait in a buffer of {self.max_buffered}",
                 code="packing-buffer-full",
-                key="training.packing_buffer",
-                remedy="Lower the batch size (more tokens come in than rows take out), or raise it.",
+                key="max_buffered",
+                remedy="Take rows before more segments are added, or raise it.",
             )
         return buffer
 

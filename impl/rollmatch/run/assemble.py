@@ -275,11 +275,19 @@ def _make_batcher(
     packer = None
     if training.packing:
         check_packable(model)
-        packer = Packer(config.global_max_length, max_buffered=training.packing_buffer)
+        packer = Packer(config.global_max_length)
     balancer = None
     if is_padding_free(config, model):
         balancer = RowBalancer(capacity=training.tokens_per_micro_batch, ranks=ranks)
-    return Batcher(model, objective, packer=packer, pad_id=pad_id, balancer=balancer)
+    return Batcher(
+        model,
+        objective,
+        packer=packer,
+        pad_id=pad_id,
+        balancer=balancer,
+        max_waiting=effective.packing_buffer(config),
+        ranks=ranks,
+    )
 
 
 def make_decoding(rules: RolloutMatchingConfig, *, temperature: float | None = None) -> Decoding:

@@ -157,9 +157,18 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None, 
         if evaluates and watcher.evaluated_at != step:  # else eval_steps has just done it
             trainer.evaluate()
         journal.write("finished", step=step, seconds=rounded(time.perf_counter() - began))
+        if is_primary and trainer.learner.batcher.packer is not None:
+            waiting = trainer.learner.batcher.packer.buffered
+            print(f"packing: {count_learnt(directory):,} segments were learnt, {waiting} still waited and are dropped")
     if is_primary:
         _tell_result(directory, interrupted_at=None if stop_signal is None else step)
     return 0 if stop_signal is None else 128 + stop_signal
+
+
+def count_learnt(directory: Path) -> int:
+    """Segments in the rows of all steps that count, on rank 0."""
+    packed = load_history(directory).others["packed"]
+    return sum(int(event["segments"]) for event in packed if event.get("rank", 0) == 0)
 
 
 def was_evaluated(directory: Path, ranks: Ranks) -> bool:

@@ -1,6 +1,5 @@
 """Prompts are rendered and counted before the model is loaded; what is too long is refused, left out or cut."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_high
@@ -52,15 +51,13 @@ def read_prompts(
 ) -> tuple[Template, PromptFit, PromptFit]:
     """The template, and the samples whose prompts fit; in seconds, before the minutes of loading a model.
 
-    Errors: those of the template, of ``fit_prompts``, ``check_teachers`` and ``check_packing``.
+    Errors: those of the template, of ``fit_prompts`` and ``check_teachers``.
     """
     with loading():
         template = make_template(config)
     fitted, held_out = (fit_prompts(config, template, samples) for samples in (train, val))
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
     for fit in (fitted, held_out):
         check_teachers(config, template, fit.samples)
-    check_packing(config, fitted.lengths, num_samples=len(fitted.samples), learner_world_size=world_size)
     return template, fitted, held_out
 
 
@@ -135,52 +132,6 @@ def _lengths_of(template: Template, samples: Sequence[Sample]) -> list[int]:
     if errors:
         raise BadSamples(errors)
     return lengths
-
-
-def check_packing(
-    config: RunConfig, lengths: Sequence[int], *, num_samples: int | None = None, learner_world_size: int
-) -> None:
-    """Raise ``packing-buffer-full`` where rows take so few segments that the buffer must overflow within the run.
-
-    A segment has at least its prompt and one token. A step's segments are added before its rows are taken.
-    """
-    training = config.training
-    if not training.packing:
-        return
-    capacity, num_rows = config.global_max_length, training.gradient_accumulation_steps
-    copies = config.custom.extra.grpo.num_generations if config.custom.learns_from_completions else 1
-    num_segments = training.per_device_train_batch_size * num_rows * copies
-    least = [min(length + 1, capacity) for length in lengths]
-    growth = waiting_per_step(least, num_segments=num_segments, num_rows=num_rows, capacity=capacity)
-    samples_per_step = training.per_device_train_batch_size * num_rows * learner_world_size
-    epochs = int(training.num_train_epochs * (num_samples or len(lengths))) // samples_per_step
-    steps = training.max_steps if training.max_steps > 0 else epochs
-    if num_segments + growth * (steps - 1) > training.packing_buffer:
-        raise ConfigError(
-            f"{num_segments} segments come into {num_rows} rows of {capacity} tokens per step, and have at least "
-            f"{sum(least) / len(least):.0f} tokens on average: {growth:.1f} more wait after each of {steps} steps",
-            code="packing-buffer-full",
-            key="training.packing_buffer",
-            remedy="Raise global_max_length or gradient_accumulation_steps, lower per_device_train_batch_size or "
-            "num_generations, or set training.packing to false.",
-        )
-
-
-def waiting_per_step(least: Sequence[int], *, num_segments: int, num_rows: int, capacity: int) -> float:
-    """Segments that at least remain of each step's, where a sample's segment has ``least`` tokens or more.
-
-    Four segments of 6 tokens or more per step, one row of 10: it takes one of them.
-
-    >>> waiting_per_step([6], num_segments=4, num_rows=1, capacity=10)
-    3.0
-    >>> waiting_per_step([2, 8], num_segments=4, num_rows=1, capacity=10)
-    1.0
-    >>> waiting_per_step([2], num_segments=4, num_rows=1, capacity=10)
-    0.0
-    """
-    by_number = num_segments - num_rows * (capacity // min(least))
-    by_tokens = num_segments * sum(least) / len(least) / capacity - num_rows
-    return max(0.0, float(by_number), by_tokens)
 
 
 def _select(samples: Sequence[Sample], places: Sequence[int]) -> Sequence[Sample]:

@@ -24,7 +24,7 @@ from transformers import Trainer, TrainerControl, TrainingArguments
 from rollmatch.config.strategy import KEY, Strategy
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.data.order import check_order
-from rollmatch.errors import LaunchError, LearnError, RolloutError, SyncError, first_line
+from rollmatch.errors import LaunchError, LearnError, first_line
 from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import Passes
 from rollmatch.learn.head import Logits, Scoring
@@ -45,6 +45,9 @@ from rollmatch.training.packer_state import WindowTargets
 from rollmatch.training.report import StepReport, gpu_use
 from rollmatch.weights.finite import first_not_finite
 from rollmatch.weights.named_weights import named_weights
+
+SPOILED = ("loss-not-finite", "policy-not-finite")
+"""Codes of errors after which the weights are no numbers."""
 
 
 class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
@@ -103,9 +106,10 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         )
 
     def train(self, *arguments: Any, **named: Any) -> Any:
-        """As transformers'. Errors of the rollout side leave a checkpoint of the last whole step.
+        """As transformers'. An error that ends training leaves a checkpoint of the last whole step.
 
-        Where several ranks learn, they save only after an error that all of them have.
+        Where several ranks learn, they save only after an error that all of them have. Not after ``loss-not-finite``,
+        nor where the disk has failed.
         """
         try:
             return super().train(*arguments, **named)
@@ -113,9 +117,14 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             problem = f"a file of the checkpoint holds other things than tensors: {first_line(error)}"
             remedy = "Resume from a checkpoint that this program wrote."
             raise LaunchError(problem, code="checkpoint-unreadable", key="--resume", remedy=remedy) from error
-        except (RolloutError, SyncError) as error:
-            step, is_shared = self.state.global_step, error.is_shared or self.source.ranks.learner_world_size == 1
-            if is_shared and step and not self.checkpointer.is_saved(step):
+        except Exception as error:
+            is_shared = getattr(error, "is_shared", False) or self.source.ranks.learner_world_size == 1
+            step, is_spoiled = self.state.global_step, getattr(error, "code", "") in SPOILED
+            if (
+                is_shared
+                and step
+                and not (is_spoiled or isinstance(error, OSError) or self.checkpointer.is_saved(step))
+            ):
                 self._save_checkpoint(self.model, None)
             raise
 
