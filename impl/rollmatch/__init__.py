@@ -6,7 +6,7 @@ One step, in ``training.trainer``::
 
 ``records`` names what passes between the packages. A module imports only its own package and those before it in this
 order: errors, records, journal, ranks, config, data, model, weights, server, dialects, rollout, learn, environments,
-objectives, training, report, plan, run, serve, launch, interop, api, cli.
+objectives, rewards, training, report, plan, run, serve, launch, interop, api, cli.
 ``conformance/unit/test_architecture.py`` holds the order.
 
 The names in ``__all__`` are public and stable; everything else may change. They are imported when first used, so that

@@ -77,6 +77,12 @@ def test_a_wrong_section_is_refused_and_a_right_one_taken(bad, code, key, good):
             "num_generations",
             (*RIGHT, f"{GRPO}num_generations=1"),
         ),
+        (
+            (*REWARDED, f"{GRPO}num_generations=1"),
+            "group-too-small",
+            "num_generations",
+            (*RIGHT, f"{GRPO}rewards=[{{function: builtins:len, weight: 0}}]", f"{GRPO}num_generations=1"),
+        ),
         ((*RIGHT, f"{GRPO}importance=sequence"), "importance-undefined", "importance", RIGHT),
     ],
 )

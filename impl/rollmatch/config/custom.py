@@ -51,7 +51,7 @@ class RewardConfig(Section):
     """A function, as module:function: function(answer: str, sample) -> float, a reward function of TRL
     (completions, **columns) or of verifiers (prompt, completion, answer, ...); or a rubric of verifiers."""
     weight: float = 1.0
-    """Weight in the sum of rewards. Unit: reward weight."""
+    """Weight in the sum of rewards; 0 only shows it. Unit: reward weight."""
     name: Text | None = None
     """Name in logs; null uses the function's name."""
     timeout_s: Positive | None = None
@@ -134,6 +134,11 @@ class GrpoConfig(Section):
         if self.correction is None or "correction_cap" in self.model_fields_set:
             return self
         return self.model_copy(update={"correction_cap": None})
+
+    @property
+    def compares(self) -> bool:
+        """Whether a reward counts; those with weight 0 are only shown."""
+        return any(reward.weight != 0 for reward in self.rewards)
 
     @property
     def corrects(self) -> CorrectionConfig | None:

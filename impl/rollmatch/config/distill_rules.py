@@ -81,7 +81,7 @@ def _loss(config: RunConfig) -> Iterator[ConfigError]:
 def _policy_gradient(config: RunConfig) -> Iterator[ConfigError]:
     """A divergence without rewards has no ratio and no advantage."""
     rules = config.custom.extra.grpo
-    if config.custom.trainer_variant != "distill" or config.custom.extra.distill.loss != "divergence" or rules.rewards:
+    if config.custom.trainer_variant != "distill" or config.custom.extra.distill.loss != "divergence" or rules.compares:
         return
     for name in OF_THE_GRADIENT:
         if getattr(rules, name) != GrpoConfig.model_fields[name].default:
@@ -93,7 +93,7 @@ def _policy_gradient(config: RunConfig) -> Iterator[ConfigError]:
 def _group(config: RunConfig) -> Iterator[ConfigError]:
     """What compares completions needs two of them."""
     rules, variant = config.custom.extra.grpo, config.custom.trainer_variant
-    compares = config.custom.learns_from_completions and (variant != "distill" or rules.rewards)
+    compares = config.custom.learns_from_completions and (variant != "distill" or rules.compares)
     if rules.num_generations == 1 and compares:
         problem, remedy = "is 1, but rewards are compared within a group", "Set it to 2 or more."
         yield ConfigError(problem, code="group-too-small", key=f"{GRPO}.num_generations", remedy=remedy)

@@ -197,7 +197,7 @@ def has_policy_gradient(config: RunConfig) -> bool:
     """Whether completions are learnt from by ratios and advantages, and not by a divergence alone."""
     extra = config.custom.extra
     is_divergence = config.custom.trainer_variant == "distill" and extra.distill.loss == "divergence"
-    return config.custom.learns_from_completions and (not is_divergence or bool(extra.grpo.rewards))
+    return config.custom.learns_from_completions and (not is_divergence or extra.grpo.compares)
 
 
 def corrects(config: RunConfig) -> bool:

@@ -55,7 +55,7 @@ class Divergence:
 
         >>> halves, certain = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
         >>> [round(Divergence(beta=beta, top_k=2).of(halves, certain).item(), 4) for beta in (0, 0.5, 1)]
-        [0.3681, 0.1018, 0.5108]
+        [0.3681, 0.1017, 0.5108]
         """
         policy, teacher = _with_rest(policy), _with_rest(teacher)
         if self.beta == 0:

@@ -81,7 +81,7 @@ def judge_detection(answers: Sequence[Answered], rules: MatchRules) -> Detection
         **scored.summary,
         **{f"{name}_constant_score": constant.summary[name] for name in ("AP", "AP50")},
         **{name: value for iou, count in counts.items() for name, value in count.figures(iou).items()},
-        "duplicate_rate": _ratio(sum(_num_duplicates(one) for one in answers), len(detected)),
+        "duplicate_rate": _ratio(sum(count_duplicates(one.parsed.objects) for one in answers), len(detected)),
         "unknown_desc_rate": _ratio(sum(box.desc not in known for box in detected), len(detected)),
         "invalid_rate": _ratio(sum(one.parsed.invalid for one in answers), len(answers)),
         "truncated_rate": _ratio(sum(one.parsed.truncated for one in answers), len(answers)),
@@ -173,10 +173,10 @@ def _is_in_crowd(each: PredictedObject, crowds: Sequence[tuple[str, tuple[int, .
     return any(desc == each.desc and _shared(box, bins) >= CROWD_COVERS * _area(box) for desc, bins in crowds)
 
 
-def _num_duplicates(one: Answered) -> int:
-    """Predictions that repeat an earlier one."""
-    boxes = np.array([around(each) for each in one.parsed.objects], dtype=np.int64).reshape(-1, 4)
-    descs = np.array([each.desc for each in one.parsed.objects])
+def count_duplicates(objects: Sequence[PredictedObject]) -> int:
+    """Predictions that repeat an earlier one: the same description, and ``SAME_BOX``."""
+    boxes = np.array([around(each) for each in objects], dtype=np.int64).reshape(-1, 4)
+    descs = np.array([each.desc for each in objects])
     repeats = (box_ious(boxes, boxes) >= SAME_BOX) & (descs[:, None] == descs[None, :])
     return int(np.tril(repeats, -1).any(axis=1).sum())
 

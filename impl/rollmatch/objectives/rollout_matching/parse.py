@@ -29,13 +29,12 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
-from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.rollout_matching.answer_format import (
     COORD_TOKENS,
     AnswerFormat,
@@ -160,8 +159,25 @@ class _ResponseText:
     """Its coordinate tokens."""
 
 
+class Pieces(Protocol):
+    """As much of a ``Vocabulary`` as parsing needs."""
+
+    @property
+    def control_ids(self) -> Container[int]:
+        """Ids of chat framing, at which a response ends."""
+
+    def piece(self, token_id: int) -> bytes:
+        """Bytes of a token."""
+
+    def decode(self, token_ids: Iterable[int]) -> bytes:
+        """Bytes of tokens."""
+
+    def bin_of(self, token_id: int) -> int | None:
+        """Bin of a coordinate token; None for any other."""
+
+
 def parse_rollout(
-    response_token_ids: Sequence[int], vocabulary: Vocabulary, answer_format: AnswerFormat = COORD_TOKENS
+    response_token_ids: Sequence[int], vocabulary: Pieces, answer_format: AnswerFormat = COORD_TOKENS
 ) -> ParsedRollout:
     """Parse one response strictly: objects with an error are dropped, never repaired (rules: top of this file)."""
     response = _read(response_token_ids, vocabulary)
@@ -213,7 +229,7 @@ def _make_invalid(answer_format: AnswerFormat, *, truncated: bool) -> ParsedRoll
     )
 
 
-def _read(response_token_ids: Iterable[int], vocabulary: Vocabulary) -> _ResponseText:
+def _read(response_token_ids: Iterable[int], vocabulary: Pieces) -> _ResponseText:
     ids: list[int] = []
     pieces: list[bytes] = []
     for token_id in response_token_ids:
@@ -284,7 +300,7 @@ def _desc_span_in(response: _ResponseText, element: Element, start: int, desc_ke
     return start + first, start + after
 
 
-def _cut_at(response: _ResponseText, cut: int, vocabulary: Vocabulary) -> tuple[tuple[int, ...], bytes]:
+def _cut_at(response: _ResponseText, cut: int, vocabulary: Pieces) -> tuple[tuple[int, ...], bytes]:
     """The ids that end at or before byte ``cut``, and the bytes from there to the cut.
 
     With tokens of 3, 2 and 4 bytes (starts 0, 3, 5, 9): cut 5 keeps two ids and no bytes; cut 6 keeps two ids and the

@@ -1,0 +1,1 @@
+"""Reward functions for tasks that many have; named in ``custom.extra.grpo.rewards`` as ``module:function``."""
