@@ -5,7 +5,12 @@ process, turns of its event loop, the form of every error and the version of eve
 """
 
 import json
+import re
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
@@ -15,8 +20,8 @@ import psutil
 import requests
 import torch
 
-from conformance.doubles.digits import load_model, perturb
-from conformance.doubles.instance import ENGINE, free_port, running
+from conformance.doubles.digits import MODEL, load_model, perturb
+from conformance.doubles.instance import ENGINE, free_port, running, settings_for
 from conformance.judge.calls import RawLearner, text_batch
 from conformance.judge.servers.talk import in_thread
 from rollmatch.model.checkpoint import merged_weights
@@ -283,8 +288,39 @@ def slow(attacked):
         each.close()
 
 
+def model_directories(attacked):
+    """A server of a directory that names code, holds pickles, links out of it, or is cut."""
+    with tempfile.TemporaryDirectory() as name:
+        model, mark = shutil.copytree(MODEL, Path(name) / "model"), Path(name) / "mark"
+        (weights,) = model.glob("*.safetensors")
+        way = attacked.chance.choice(("code", "pickle", "link", "cut"))
+        if way == "code":
+            config = json.loads((model / "config.json").read_text())
+            config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}
+            (model / "config.json").write_text(json.dumps(config))
+            (model / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Config: pass\n")
+        elif way == "cut":
+            weights.write_bytes(weights.read_bytes()[: attacked.chance.randrange(1000)])
+        else:
+            weights.unlink()
+        if way == "pickle":
+            (model / "pytorch_model.bin").write_bytes(f"cbuiltins\nopen\n(V{mark}\nVw\ntR.".encode())
+        elif way == "link":
+            weights.symlink_to("/etc/passwd")
+        command = [sys.executable, "-m", "rollmatch.serve.process", settings_for(model=str(model)).to_json()]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=BOUND_S, check=False)
+        output = ended.stderr
+        if mark.exists():
+            attacked.wrong.append(f"a model directory ran code: {way}")
+        if ended.returncode != 1 or "Traceback" in output or not re.search(r"^\[[a-z-]+\]", output, re.MULTILINE):
+            attacked.wrong.append(
+                f"UNNAMED end {ended.returncode} of a server of such a directory: {way}: {output[-500:]}"
+            )
+
+
 ATTACKS = (
     counts_and_depths, counts_and_depths, types, frames, hosts, wide, structures, template_values, not_finite, slow,
+    model_directories,
 )  # fmt: skip
 
 

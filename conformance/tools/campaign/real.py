@@ -31,6 +31,8 @@ STORIES = (("off", 1), ("ahead", 1), ("off", 2), ("ahead", 2))
 """(mode of overlap, learner ranks), by turns."""
 PLACES = {"generation": "requested", "learning": "packed", "sync": "step", "checkpoint": "step", "resume": "run"}
 """Place -> the event of the journal with which it begins."""
+NEVER = ("group-port-in-use",)
+"""Codes with which no learner may end here: nobody else takes its port."""
 ANNOUNCED = "announcement"
 """Of a sync, before its bytes: workers wait for them."""
 FAULTS = (
@@ -202,7 +204,7 @@ class StruckRun:
         names = [name_of_end(rank.process.poll(), rank.output()) for rank in self.ranks]
         first = next((name for name in names if "UNNAMED" not in name and name != "killed"), names[0])
         self.ends[first.partition(":")[0]] += 1
-        self.wrong += [first] if "UNNAMED" in first else []
+        self.wrong += [first] if "UNNAMED" in first or first in NEVER else []
         for rank in self.ranks:
             rank.end(grace_s=0)
 

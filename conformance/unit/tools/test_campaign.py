@@ -1,6 +1,12 @@
 """A short fault campaign: thirty faults of every phase cost a run no sample and no hang, and end it by names only."""
 
+import random
+
+from starlette.testclient import TestClient
+
+from conformance.doubles.stand_in import make_stand_in
 from conformance.tools.campaign.__main__ import on_doubles
+from conformance.tools.campaign.attack import MIB, drawn, swollen
 from conformance.tools.campaign.doubles import OF_LEARNER, OF_SERVER, TrialShape, draw, judged
 from conformance.tools.campaign.observe import JournalTail, judge_story, name_of_end
 from conformance.tools.campaign.small_learner import STEPS, plan_of
@@ -85,3 +91,23 @@ def test_a_real_run_is_judged_by_its_journal():
     assert len(wrong(1, 2, resumed_from=1)) == 1
     ids[1] = ids[0]
     assert len(wrong(0, 1)) == 1
+
+
+def test_bodies_of_every_route_are_drawn_with_counts_and_depths():
+    """Each is refused in our form, or is a right call."""
+    chance, sizes, statuses = random.Random(3), [], set()
+    with TestClient(make_stand_in()[1]) as client:
+        schemas = client.get("/openapi.json").json()
+        posts = {route: about["post"] for route, about in schemas["paths"].items() if "post" in about}
+        bodies = {route: post["requestBody"]["content"] for route, post in posts.items() if "requestBody" in post}
+        for route in sorted(bodies):
+            body = drawn(bodies[route]["application/json"]["schema"], schemas, chance)
+            raw = swollen(body, chance)
+            sizes.append(len(raw))
+            if "communicator" not in route:
+                reply = client.post(route, content=raw, headers={"content-type": "application/json"})
+                statuses.add(reply.status_code)
+                assert reply.status_code < 400 or {"code", "problem", "remedy"} <= reply.json().keys(), reply.text
+    assert max(sizes) > 15 * MIB
+    assert max(statuses) < 500
+    assert 422 in statuses
