@@ -227,3 +227,21 @@ def test_what_a_data_set_needs_is_checked_with_the_configuration(overrides, code
 def test_files_and_a_data_set_exclude_each_other():
     both = ("custom.val_jsonl=null", "custom.dataset={source: cppe-5, box: xywh}")
     assert refusal_of(*both) == ("two-data-sets", "custom.train_jsonl")
+
+
+def test_text_data_sets_need_no_columns_of_images_and_boxes(tmp_path, monkeypatch):
+    """By ``image: null`` or without, and chats below ``prompt``, as data sets for TRL have them."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+    rows = [{"question": "1 + 1?", "chat": chat, "answer": "2"}]
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "text.parquet"))
+    for columns in ({"prompt": "question"}, {"prompt": "question", "image": None}, {"prompt": "chat"}):
+        named = {"source": "parquet", "train": str(tmp_path / "text.parquet"), "val": None}
+        config = DatasetConfig(**named, columns=columns | {"metadata": ["answer"]})
+        (sample,) = load_hub_samples(config, "train", CHATS)
+        assert (sample.messages[-1], sample.images) == (("user", "1 + 1?"), ())
+        assert len(sample.messages) == (2 if columns["prompt"] == "chat" else 1)
+        assert sample.metadata == {"answer": "2"}
+    named = dataset(tmp_path / "text.parquet", box=None, columns={"prompt": "question", "image": "picture"})
+    with refused("column-missing", "custom.dataset.columns.image"):
+        load_hub_samples(named, "train", CHATS)

@@ -275,3 +275,36 @@ def test_one_weight_is_a_list_of_one_and_uneven_lists_are_refused():
     two_hosts = ["--vllm_server_host", "a", "b", "--vllm_server_port", "8000", "--per_device_train_batch_size", "8"]
     with refused("import-uneven", "vllm_server_port", problem="has 1 values for 2"):
         convert(*read_source(["swift", "rlhf", *two_hosts]))
+
+
+SCRIPT = """
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import accuracy_reward
+
+def short(completions, **columns):
+    return [1.0 / (1 + len(text)) for text in completions]
+
+args = GRPOConfig(output_dir="out", num_generations=4, per_device_train_batch_size=8, max_prompt_length=100, beta=0.1)
+GRPOTrainer("Qwen/Qwen3-0.6B", [accuracy_reward, short], args=args, peft_config=LoraConfig(r=4)).train()
+"""
+
+
+def test_a_script_of_trl_is_read_without_being_run(tmp_path, capsys):
+    path = tmp_path / "train_it.py"
+    path.write_text(SCRIPT)
+    assert main(["import-config", str(path)]) == 0
+    text = capsys.readouterr().out
+    read = yaml.safe_load(text)
+    grpo, training = read["custom"]["extra"]["grpo"], read["training"]
+    assert read["model"] == {"model": "Qwen/Qwen3-0.6B"}
+    assert [one["function"] for one in grpo["rewards"]] == ["trl.rewards:accuracy_reward", "train_it:short"]
+    assert (grpo["num_generations"], grpo["beta"], training["per_device_train_batch_size"]) == (4, 0.1, 2)
+    assert (read["overlong"], read["global_max_length"]) == ("truncate_left", 100 + 512)
+    assert (read["tuner"]["train_type"], read["tuner"]["lora_rank"]) == ("lora", 4)
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "# not set here, and needed: custom.train_jsonl"
+    ]
+    (tmp_path / "none.py").write_text("print(1)")
+    assert main(["import-config", str(tmp_path / "none.py")]) == 1
+    assert "[import-source-unreadable]" in capsys.readouterr().err

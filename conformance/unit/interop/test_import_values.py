@@ -41,7 +41,7 @@ NEUTRAL = {
         ("swift", {"dataset": ["a.json"]}, "custom.train_jsonl", None, "dataset"),
         ("swift", {"val_dataset": ["v.jsonl"]}, "custom.val_jsonl", "v.jsonl", None),
         ("trl", {"dataset_name": "a.jsonl"}, "custom.train_jsonl", "a.jsonl", None),
-        ("trl", {"dataset_name": "hub/x"}, "custom.dataset.val", "test", "dataset_name"),
+        ("trl", {"dataset_name": "hub/x"}, "custom.dataset.val", None, "dataset_name"),
         ("trl", {"dataset_name": None}, "custom.dataset.source", None, "dataset_name"),
         *((kind, {name: False}, name, None, name) for kind, name in ON_BY_DEFAULT),
         ("trl", {name: value for name, values in NEUTRAL.items() for value in values}, "min_p", None, None),

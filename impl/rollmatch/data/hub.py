@@ -64,11 +64,14 @@ class HubRows:
         self.table = _load(config, split)
         self.dropped: Counter[str] = Counter()
         """Why boxes were left out -> their number, over all reads."""
-        for name in ("image", "boxes", "descs", "crowds", "prompt", "messages"):
+        is_text = self.columns.has_questions
+        if is_text and "image" not in self.columns.model_fields_set and "image" not in self.table.features:
+            self.columns = self.columns.model_copy(update={"image": None})
+        for name in ("image", "prompt", "messages", *(() if is_text else ("boxes", "descs", "crowds"))):
             self._check(f"columns.{name}", getattr(self.columns, name))
         for column in self.columns.metadata:
             self._check("columns.metadata", column)
-        self.names = _label_names(self.table.features, self.columns.descs)
+        self.names = [] if is_text else _label_names(self.table.features, self.columns.descs)
 
     def sample(self, place: int) -> Sample:
         """One sample. Errors: ``BadSamples``."""
@@ -97,7 +100,9 @@ class HubRows:
         metadata = {name: _reach(row, name) for name in columns.metadata}
         if columns.has_questions:
             named = ("prompt", columns.prompt), ("messages", columns.messages)
-            record |= {name: _reach(row, column) for name, column in named if column}
+            found = {name: _reach(row, column) for name, column in named if column}
+            is_chat = isinstance(found.get("prompt"), list)
+            record |= {("messages" if is_chat and name == "prompt" else name): one for name, one in found.items()}
         else:
             if not images:
                 raise ValueError("there is no image")

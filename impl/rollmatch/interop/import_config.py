@@ -5,9 +5,12 @@ are in ``import_tables``.
 """
 
 import argparse
+import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import yaml
 
@@ -50,7 +53,12 @@ class Imported:
     def text(self) -> str:
         """Our YAML; what is missing and what was left out stand above it as comments."""
         given = {*self.keys, *(("custom.train_jsonl", "custom.val_jsonl") if DATASET in self.keys else ())}
-        lines = [f"# not set here, and needed: {key}" for key in NEEDED if key not in given]
+        said = {"custom.train_jsonl": ("dataset", "dataset_name"), f"{GRPO}.rewards": ("reward_funcs",)}
+        lines = [
+            f"# not set here, and needed: {key}"
+            for key in NEEDED
+            if key not in given and not self.left_out.keys() & {*said.get(key, ())}
+        ]
         lines += [f"# left out: {name}: {reason}" for name, reason in self.left_out.items()]
         return "\n".join([*lines, yaml.safe_dump(nested(self.keys), sort_keys=False, allow_unicode=True)])
 
@@ -86,9 +94,25 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
         _convert_cispo(made, given)
     room = _whole(given.get("max_prompt_length", PROMPT_ROOM)) + _whole(given["max_completion_length"])
     made.keys.setdefault("global_max_length", room)
+    if fields.get("max_prompt_length") is not None:  # both cut prompts at their beginning
+        made.keys["overlong"] = "truncate_left"
     if given.get("use_peft"):
         made.keys["tuner.train_type"] = "lora"
+    if kind == "trl" or {"eval_strategy", "evaluation_strategy"} & fields.keys():  # ms-swift's follows from its data
+        _convert_evaluation(made, fields)
+    unasked = DEFAULTS[kind].keys() - fields.keys()
+    made.left_out = {name: reason for name, reason in made.left_out.items() if name not in unasked}
     return made
+
+
+def _convert_evaluation(made: Imported, fields: Mapping[str, object]) -> None:
+    """Both evaluate only where ``eval_strategy`` says so; YAML reads ``no`` as false."""
+    if fields.get("eval_strategy", fields.get("evaluation_strategy")) not in (None, False, "no"):
+        return
+    for name in ("training.eval_steps", "custom.val_jsonl"):
+        made.keys.pop(name, None)
+    if DATASET in made.keys:
+        made.keys["custom.dataset.val"] = None
 
 
 def _is_neutral(name: str, value: object) -> bool:
@@ -105,12 +129,30 @@ def _with_defaults(kind: str, fields: Mapping[str, object]) -> dict[str, object]
     given = DEFAULTS[kind] | dict(fields)
     if given.get("use_peft") or (given.get("train_type") or given.get("tuner_type")) == "lora":
         given = LORA_DEFAULTS[kind] | given
+    if kind == "swift" and not _sees(str(given.get("model", ""))):
+        given = {name: value for name, value in given.items() if name in fields or name not in OF_VISION}
     if "train_type" in fields:  # the older name of ms-swift's tuner_type
         given.pop("tuner_type", None)
     if kind == "swift" and given.get("gradient_accumulation_steps") is None:
         size = _whole(given["per_device_train_batch_size"])
         given["gradient_accumulation_steps"] = -(-SWIFT_BATCH // size)
     return given
+
+
+OF_VISION = ("freeze_vit", "freeze_aligner")
+_SEES = re.compile(r"vl|omni|vision|llava|gemma-?3", re.IGNORECASE)
+
+
+def _sees(model: str) -> bool:
+    """Whether a model may have a vision tower: by its config.json, or by the name of a hub id.
+
+    >>> _sees("Qwen/Qwen2.5-VL-7B-Instruct"), _sees("Qwen/Qwen2.5-7B-Instruct")
+    (True, False)
+    """
+    path = Path(model) / "config.json"
+    if path.is_file():
+        return "vision_config" in json.loads(path.read_text(encoding="utf-8"))
+    return "/" not in model or _SEES.search(model.rpartition("/")[2]) is not None
 
 
 def _convert_correction(made: Imported, given: Mapping[str, object]) -> None:
@@ -190,7 +232,10 @@ def _function_of(name: str) -> str:
 def _convert_server(made: Imported, given: Mapping[str, object]) -> None:
     """Host and port as an address; ms-swift names several by lists."""
     port = given.get("vllm_server_port")
-    if f"{SERVER}.base_url" in made.keys or (port is None and "vllm_server_host" not in given):
+    if f"{SERVER}.base_url" in made.keys:
+        made.keys.setdefault(f"{SERVER}.group_port", FIRST_GROUP_PORT)
+        return
+    if port is None and "vllm_server_host" not in given:
         return
     ports = port if isinstance(port, list) else [8000 if port is None else port]
     host = given.get("vllm_server_host", "127.0.0.1")
@@ -265,7 +310,7 @@ def _to_data(key: str, name: str) -> Callable[[Imported, object], None]:
         if len(paths) == 1 and str(paths[0]).endswith(".jsonl"):
             made.keys[key] = str(paths[0])
         elif name == "dataset_name" and value is not None:
-            made.keys |= {DATASET: value, "custom.dataset.columns": {"boxes": None, "prompt": "prompt"}}
+            made.keys |= {DATASET: value, "custom.dataset.columns": {"prompt": "prompt"}}
             made.keys.setdefault("custom.dataset.val", "test")
             made.left_out[name] = "list the columns that rewards read in custom.dataset.columns.metadata"
         else:

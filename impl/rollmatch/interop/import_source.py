@@ -1,11 +1,13 @@
 """What ``rollmatch import-config`` reads: a YAML of TRL or ms-swift, or a command line."""
 
+import ast
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from rollmatch.errors import ConfigError
+from rollmatch.interop.import_tables import TRL_REWARDS
 from rollmatch.launch.processes import shell_line
 
 
@@ -23,6 +25,8 @@ def read_source(words: Sequence[str]) -> tuple[str, dict[str, object]]:
             key="SOURCE",
             remedy="Give one YAML, or the whole command after --.",
         )
+    if words[0].endswith(".py"):
+        return "trl", _read_script(Path(words[0]))
     fields = _read_yaml(words[0])
     return ("swift" if "rlhf_type" in fields or "model" in fields else "trl"), fields
 
@@ -47,6 +51,54 @@ def read_words(words: Sequence[str]) -> dict[str, object]:
             )
     read = {name: [yaml.safe_load(value) for value in values] for name, values in found.items()}
     return {name: True if not values else values[0] if len(values) == 1 else values for name, values in read.items()}
+
+
+SCRIPTED = {"GRPOConfig": None, "GRPOTrainer": ("model", "reward_funcs"), "LoraConfig": None}
+"""Calls in a script of TRL -> the arguments that are read; None: all."""
+PEFT_NAMES = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
+
+
+def _read_script(path: Path) -> dict[str, object]:
+    """Arguments of ``GRPOConfig(...)``, ``GRPOTrainer(...)`` and ``LoraConfig(...)`` that are plain values.
+
+    Names of functions stay names. Errors: ``import-source-unreadable``.
+    """
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError) as error:
+        problem, remedy = f"{path}: {error}", "Give a readable script."
+        raise ConfigError(problem, code="import-source-unreadable", key="SOURCE", remedy=remedy) from error
+    fields, called = dict[str, object](), False
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+        if name not in SCRIPTED:
+            continue
+        wanted, called = SCRIPTED[name], called or name == "GRPOConfig"
+        named = {one.arg: one.value for one in call.keywords if one.arg is not None}
+        if name == "GRPOTrainer":
+            named = dict(zip(("model", "reward_funcs"), call.args)) | named
+        for key, value in named.items():
+            if wanted is None or key in wanted:
+                fields[PEFT_NAMES.get(key, key) if name == "LoraConfig" else key] = _value_of(value, path.stem)
+        fields |= {"use_peft": True} if name == "LoraConfig" else {}
+    if not called:
+        problem, remedy = f"{path} has no GRPOConfig(...)", "Give the script that makes one."
+        raise ConfigError(problem, code="import-source-unreadable", key="SOURCE", remedy=remedy)
+    if "model" in fields:
+        fields["model_name_or_path"] = fields.pop("model")
+    return fields
+
+
+def _value_of(node: ast.expr, module: str) -> object:
+    """A plain value; a name as the name of a function of that script, which is how rewards are named."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value_of(one, module) for one in node.elts]
+    if isinstance(node, ast.Name):
+        return node.id if node.id in TRL_REWARDS else f"{module}.{node.id}"
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
 
 
 def _read_yaml(path: str) -> dict[str, object]:
