@@ -18,19 +18,28 @@
 
 import argparse
 import hashlib
-import importlib
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, get_args
 
 from rollmatch.config.layers import merge, nested, parse_overrides, read_tree
-from rollmatch.config.load import make
+from rollmatch.config.load import load_config, make
 from rollmatch.config.yaml_dialect import Tree
-from rollmatch.errors import ConfigError, DataError
+from rollmatch.errors import ConfigError, DataError, LaunchError
+from rollmatch.interop.passed import name_passed
+from rollmatch.interop.trl_arguments import check_others, keys_of_args, keys_of_peft
+from rollmatch.journal import read_journal
 from rollmatch.launch.learner import train_config
 from rollmatch.launch.server_arguments import overrides_of
+from rollmatch.run.directory import JOURNAL, RESOLVED, last_checkpoint
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import TrainerState
 
 Records = Iterable[Mapping[str, object]] | str | Path
 """Records (also a ``datasets.Dataset``; see ``record_of``), or the path of a JSONL file."""
@@ -39,11 +48,13 @@ Config = Mapping[str, object] | str | Path
 """Keys, nested or dotted, or a YAML file."""
 Existing = Literal["refuse", "resume", "overwrite"]
 REWARDS = "custom.extra.grpo.rewards"
+REWARDED = {"custom.extra.rollout_matching.decoding.temperature": 1.0}
+"""What TRL's trainers do by default, and ours only where it is set."""
 FIELDS = ("images", "objects", "width", "height", "metadata", "messages", "prompt", "system", "tools")
 
 
 class RewardNotImportable(ConfigError):
-    """A reward function has no name in its module by which the run's files could say which one it was."""
+    """A reward is no function."""
 
     code = "reward-not-importable"
 
@@ -58,27 +69,58 @@ class GRPOTrainer:
     """A GRPO run by the arguments of TRL's ``GRPOTrainer``; files and ranks are those of ``rollmatch train``."""
 
     variant = "grpo"
+    left_out: Mapping[str, str] = MappingProxyType({})
+    """Fields of ``args`` without a counterpart -> why."""
 
     def __init__(  # noqa: PLR0913  # TRL's arguments, and those of verifiers
         self,
         model: str | Path,
         reward_funcs: Callable[..., object] | Sequence[WeightedReward] = (),
-        *,
-        train_dataset: Records,
+        args: object | None = None,
+        train_dataset: Records | None = None,
         eval_dataset: Records | None = None,
-        config: Config,
+        processing_class: object | None = None,
+        callbacks: Sequence[object] = (),
+        peft_config: object | None = None,
+        *,
+        config: Config | None = None,
         use_vllm_server: bool = False,
         vllm_host: str | None = None,
         vllm_server_port: int | None = None,
         vllm_group_port: int | None = None,
         vllm_connection_timeout: float | None = None,
+        **others: object,
     ) -> None:
         """Nothing is loaded yet. ``model``: a directory or hub id. ``reward_funcs``: one, or ``rewards`` of ``train``.
 
-        ``config``: all other keys. ``use_vllm_server`` generates on one rollout server, which the arguments after it
-        name, as on the command line. Errors: ``ConfigError`` with ``given-twice``, ``server-not-used``.
+        ``args``: TRL's GRPOConfig; ``per_device_train_batch_size`` counts completions there, prompts in our keys.
+        ``config``: our keys, which win. ``peft_config``: a ``LoraConfig``. ``processing_class``: that of the model.
+        ``callbacks``: of transformers. ``use_vllm_server`` generates on one rollout server, which the arguments after
+        it name, as on the command line. Errors: ``ConfigError`` with ``given-twice``, ``server-not-used``,
+        ``argument-unknown``.
         """
-        tree = read_tree(config) if isinstance(config, str | Path) else nested(config)
+        check_others(others, {})
+        if not isinstance(model, str | Path):
+            problem, remedy = f"is {type(model).__name__}", "Pass its directory or hub id: engine and learner load it."
+            raise ConfigError(problem, code="argument-unknown", key="model", remedy=remedy)
+        if processing_class is not None and str(getattr(processing_class, "name_or_path", model)) != str(model):
+            problem, remedy = "is not that of the model", "Save it with the model, and name that directory."
+            raise ConfigError(problem, code="argument-unknown", key="processing_class", remedy=remedy)
+        if args is None and config is None:
+            problem, remedy = "is missing", "Pass args=GRPOConfig(...) or config={...}."
+            raise ConfigError(problem, code="missing-key", key="config", remedy=remedy)
+        if train_dataset is None:
+            problem, remedy = "is missing", "Pass records, a datasets.Dataset, or the path of a JSONL file."
+            raise ConfigError(problem, code="missing-key", key="train_dataset", remedy=remedy)
+        tree: Tree = {}
+        if args is not None:
+            keys, self.left_out = keys_of_args(args)
+            tree = merge(nested(REWARDED), nested({k: v for k, v in keys.items() if k != "custom.trainer_variant"}))
+        if peft_config is not None:
+            tree = merge(tree, nested(keys_of_peft(peft_config)))
+        if config is not None:
+            tree = merge(tree, read_tree(config) if isinstance(config, str | Path) else nested(config))
+        self.callbacks = list(callbacks)
         arguments = {"model.model": str(model), "custom.trainer_variant": self.variant}
         if use_vllm_server:
             arguments["custom.extra.rollout_matching.rollout_backend"] = "vllm"
@@ -93,15 +135,72 @@ class GRPOTrainer:
         self.rewards = [reward_funcs] if callable(reward_funcs) or isinstance(reward_funcs, str) else reward_funcs
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
 
-    def train(self, *, existing: Existing = "refuse") -> Path:
-        """Train, and return the run directory. Errors: those of ``rollmatch.train``."""
-        return train(
-            self.config,
+    def add_callback(self, callback: object) -> None:
+        """A ``transformers.TrainerCallback``, or a class of it."""
+        self.callbacks.append(callback)
+
+    def train(self, resume_from_checkpoint: bool | None = None, *, existing: Existing = "refuse") -> Path:
+        """Train, and return the run directory. Errors: those of ``rollmatch.train``.
+
+        ``resume_from_checkpoint=True`` is ``existing="resume"``: from the newest whole checkpoint of ``output_dir``.
+        """
+        if not isinstance(resume_from_checkpoint, bool | None):
+            problem, remedy = f"is {resume_from_checkpoint!r}", "Pass True: the newest whole checkpoint is taken."
+            raise ConfigError(problem, code="argument-unknown", key="resume_from_checkpoint", remedy=remedy)
+        existing = "resume" if resume_from_checkpoint else existing
+        for name, reason in self.left_out.items():
+            print(f"  args.{name} is left out: {reason}")  # noqa: T201  # what a script sets and nothing uses
+        named = {"training.callbacks": [_name_of_any(one) for one in self.callbacks]} if self.callbacks else {}
+        self.directory = train(
+            merge(self.config, nested(named)),
             train_data=self.train_dataset,
             val_data=self.eval_dataset,
             rewards=self.rewards,
             existing=existing,
         )
+        return self.directory
+
+    @property
+    def state(self) -> "TrainerState":
+        """transformers' state, as of the newest checkpoint."""
+        from transformers import TrainerState
+
+        return TrainerState.load_from_json(str(self._checkpoint() / "trainer_state.json"))
+
+    @property
+    def model(self) -> "nn.Module":
+        """The policy of the newest checkpoint, read from its files."""
+        from rollmatch.run.export import load_trained
+
+        checkpoint = self._checkpoint()
+        return load_trained(load_config(str(checkpoint.parent / RESOLVED)), checkpoint)
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of the run's last evaluation, which it makes at its end, by ``eval_`` names.
+
+        Errors: ``nothing-to-evaluate``.
+        """
+        events = [one for one in read_journal(self._checkpoint().parent / JOURNAL) if one["event"] == "evaluated"]
+        if not events:
+            problem, remedy = "the run has no held-out samples", "Pass eval_dataset."
+            raise LaunchError(problem, code="nothing-to-evaluate", key="eval_dataset", remedy=remedy)
+        return {f"eval_{name}": value for name, value in events[-1]["metrics"].items()}
+
+    def save_model(self, output_dir: str | Path) -> None:
+        """Write the newest checkpoint as a model directory, as ``rollmatch export`` does. Errors: as there."""
+        from rollmatch.run.export import export
+
+        options = argparse.Namespace(run=self._checkpoint().parent, out=Path(output_dir), checkpoint=None, dtype=None)
+        export(argparse.Namespace(**vars(options), push=None, adapter=False, verify=False))
+
+    def _checkpoint(self) -> Path:
+        """Errors: ``checkpoint-missing``, before training."""
+        directory = Path(output_dir_of(self.config))
+        found = last_checkpoint(directory) if directory.is_dir() else None
+        if found is None:
+            problem, remedy = f"{directory} holds no checkpoint", "Call train() first."
+            raise LaunchError(problem, code="checkpoint-missing", key="training.output_dir", remedy=remedy)
+        return found
 
 
 class VinePPOTrainer(GRPOTrainer):
@@ -151,20 +250,22 @@ def train(
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """``module:name`` of a function. Errors: ``RewardNotImportable`` for one without a name of its own.
+    """``module:name`` of a function; lambdas, closures and partials get one. Errors: ``RewardNotImportable``.
 
     >>> name_of(name_of)
     'rollmatch.api:name_of'
     """
     if isinstance(function, str):
-        problem, remedy = f"{function!r} is a text", f"Pass the function itself, or name it in {REWARDS} of config."
+        problem = f"{function!r} is a text; reward models are not loaded here"
+        remedy = f"Pass a function that calls the model, or name a function in {REWARDS} of config."
         raise RewardNotImportable(problem, key="rewards", remedy=remedy)
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    if module is None or getattr(importlib.import_module(module), name, None) is not function:
-        problem = f"{name or function!r} is not a name of module {module}"
-        remedy = "Define the function at the top level of a module or of the script, with def."
-        raise RewardNotImportable(problem, key="rewards", remedy=remedy)
-    return f"{module}:{name}"
+    return _name_of_any(function)
+
+
+def _name_of_any(item: object) -> str:
+    module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", "")
+    is_named = module is not None and getattr(sys.modules.get(module), name, None) is item
+    return f"{module}:{name}" if is_named else name_passed(item)
 
 
 def _with_rewards(tree: Tree, rewards: Sequence[WeightedReward]) -> Tree:

@@ -3,10 +3,13 @@
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig
+from transformers import TrainerCallback
 
 from conformance.doubles.digits import ROOT
 from conformance.doubles.refusals import refused
@@ -132,11 +135,102 @@ def test_three_steps_without_differing_rewards_are_said_with_the_cause(tmp_path,
     assert ["left" in line for line in steps] == [True, True, True, False]
 
 
-@pytest.mark.parametrize("function", [lambda answer, sample: 1.0, partial(right, sample=None)])
-def test_a_function_without_a_name_is_refused_before_anything_is_written(tmp_path, function):
-    with refused("reward-not-importable", "rewards"):
-        train(keys(tmp_path), train_data=DATA, rewards=[function])
-    assert list(tmp_path.iterdir()) == []
+def scored_by(unit):
+    def scored(completions, **columns):
+        return [len(text) / unit for text in completions]
+
+    return scored
+
+
+@dataclass
+class GRPOConfig:
+    """As TRL's, as far as it matters here: batches count completions, and an unset learning rate is 1e-6."""
+
+    output_dir: str
+    num_generations: int = 8
+    per_device_train_batch_size: int = 8
+    max_completion_length: int = 256
+    max_steps: int = -1
+    learning_rate: float = 1e-6
+    report_to: object = "none"
+    bf16: bool | None = None
+    temperature: float = 1.0
+    cache_implementation: str | None = None
+
+
+class Counts(TrainerCallback):
+    def __init__(self):
+        self.steps = 0
+
+    def on_step_end(self, args, state, control, **_):
+        self.steps += 1
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-trainer-takes-the-arguments-of-trl#1,2"])
+def test_a_trainer_runs_by_args_peft_config_callbacks_and_functions_without_a_name(tmp_path, capsys):
+    args = GRPOConfig(
+        str(tmp_path / "run"),
+        num_generations=2,
+        per_device_train_batch_size=4,
+        max_completion_length=4,
+        max_steps=1,
+        bf16=False,
+        cache_implementation="static",
+    )
+    config = {
+        "custom.extra.rollout_matching": {"rollout_backend": "hf", "rollout_generate_batch_size": 4},
+        "global_max_length": 64,
+        "model.torch_dtype": "float32",
+    }
+    counts = Counts()
+    trainer = GRPOTrainer(
+        keys(tmp_path)["model"]["model"],
+        [lambda completions, **columns: [1.0] * len(completions), scored_by(10), partial(right)],
+        args,
+        DATA[1:],
+        DATA[:1],
+        callbacks=[counts],
+        peft_config=LoraConfig(r=3, target_modules=["q_proj"]),
+        config=config,
+    )
+    trainer.train()
+    read = load_config(tmp_path / "run/resolved.yaml")
+    assert (read.training.per_device_train_batch_size, read.custom.extra.grpo.num_generations) == (2, 2)
+    assert (read.tuner.lora_rank, read.tuner.train_type) == (3, "lora")
+    assert read.custom.extra.rollout_matching.max_new_tokens == 4
+    assert read.training.learning_rate == 1e-6
+    assert (counts.steps, trainer.state.global_step) == (1, 1)
+    assert any("lora" in name for name, _ in trainer.model.named_parameters())
+    assert trainer.evaluate()["eval_num_scenes"] == 1.0
+    trainer.save_model(tmp_path / "saved")
+    assert (tmp_path / "saved/model.safetensors").is_file()
+    printed = capsys.readouterr().out
+    assert "args.cache_implementation is left out: no counterpart" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"optimizers": (None, object())}, ("argument-unknown", "optimizers")),
+        ({"model": object()}, ("argument-unknown", "model")),
+        ({"args": object()}, ("argument-unknown", "args")),
+        ({"config": None}, ("missing-key", "config")),
+        ({"train_dataset": None}, ("missing-key", "train_dataset")),
+        ({"peft_config": object()}, ("argument-unknown", "peft_config")),
+        ({"reward_funcs": "org/reward-model"}, ("reward-not-importable", "rewards")),
+    ],
+)
+def test_arguments_without_a_counterpart_are_named(tmp_path, arguments, problem):
+    whole = {"model": "m", "reward_funcs": right, "train_dataset": DATA, "config": keys(tmp_path) | {"model": {}}}
+    with refused(*problem):
+        GRPOTrainer(**(whole | arguments)).train()
+
+
+def test_what_a_run_has_made_is_asked_for_after_it(tmp_path):
+    trainer = GRPOTrainer("m", right, train_dataset=DATA, config=keys(tmp_path) | {"model": {}})
+    for ask in (lambda: trainer.state, lambda: trainer.model, trainer.evaluate):
+        with refused("checkpoint-missing", "training.output_dir"):
+            ask()
 
 
 def test_a_run_without_a_directory_is_refused(tmp_path):

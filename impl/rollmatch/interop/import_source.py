@@ -59,7 +59,7 @@ PEFT_NAMES = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_t
 
 
 def _read_script(path: Path) -> dict[str, object]:
-    """Arguments of ``GRPOConfig(...)``, ``GRPOTrainer(...)`` and ``LoraConfig(...)`` that are plain values.
+    """Arguments of GRPOConfig(...), ``GRPOTrainer(...)`` and ``LoraConfig(...)`` that are plain values.
 
     Names of functions stay names. Errors: ``import-source-unreadable``.
     """

@@ -1,0 +1,88 @@
+"""Arguments of TRL's trainers as our keys: ``args`` and ``peft_config``."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
+
+from rollmatch.errors import ConfigError
+from rollmatch.interop.import_config import convert
+
+LORA = {
+    "r": "tuner.lora_rank",
+    "lora_alpha": "tuner.lora_alpha",
+    "lora_dropout": "tuner.lora_dropout",
+    "use_dora": "tuner.use_dora",
+    "use_rslora": "tuner.use_rslora",
+    "rank_pattern": "tuner.rank_pattern",
+    "alpha_pattern": "tuner.alpha_pattern",
+}
+"""Fields of peft's ``LoraConfig`` -> our keys."""
+
+
+DERIVED = frozenset(
+    {
+        "generation_batch_size",
+        "num_generations_eval",
+        "accelerator_config",
+        "debug",
+        "fsdp_config",
+        "use_cpu",
+        "no_cuda",
+        "disable_tqdm",
+    }
+)
+"""Fields that TRL or transformers computes from others, or that say what the machine is."""
+
+
+def keys_of_args(args: object) -> tuple[dict[str, object], dict[str, str]]:
+    """Our dotted keys, and what has no counterpart with its reason.
+
+    ``args``: TRL's GRPOConfig, of which the fields that differ from its defaults count. Batches count completions
+    there, prompts here. Errors: ``argument-unknown``, those of ``convert``.
+    """
+    if not is_dataclass(args):
+        problem, remedy = f"is {type(args).__name__}", "Pass a GRPOConfig of TRL, or our keys as config."
+        raise ConfigError(problem, code="argument-unknown", key="args", remedy=remedy)
+    made = convert("trl", _changed(args))
+    return made.keys, made.left_out
+
+
+def _changed(args: Any) -> dict[str, object]:
+    """Fields that do not have their default."""
+    found = {
+        each.name: getattr(args, each.name)
+        for each in fields(args)
+        if each.init and each.name not in DERIVED and getattr(args, each.name) != _default_of(each)
+    }
+    found = {name: getattr(value, "value", value) for name, value in found.items()}  # enumerations of transformers
+    if "report_to" in found:
+        found["report_to"] = list(found["report_to"]) or "none"
+    return found | {"output_dir": args.output_dir}
+
+
+def _default_of(field: Field[Any]) -> object:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def keys_of_peft(peft_config: Any) -> dict[str, object]:
+    """Our dotted keys. Errors: ``argument-unknown`` for other adapters than LoRA."""
+    if str(getattr(peft_config, "peft_type", "")).rpartition(".")[2] != "LORA":
+        problem = f"is {type(peft_config).__name__}"
+        raise ConfigError(problem, code="argument-unknown", key="peft_config", remedy="Pass a LoraConfig.")
+    keys = {key: getattr(peft_config, name) for name, key in LORA.items() if getattr(peft_config, name)}
+    targets = peft_config.target_modules
+    if isinstance(targets, str) and targets != "all-linear":
+        keys["tuner.target_regex"] = targets
+    elif targets and not isinstance(targets, str):
+        keys["tuner.target_regex"] = rf".*\.({'|'.join(sorted(targets))})"
+    if peft_config.modules_to_save:
+        keys["tuner.modules_to_save"] = list(peft_config.modules_to_save)
+    return keys | {"tuner.train_type": "lora"}
+
+
+def check_others(given: Mapping[str, object], known: Mapping[str, str]) -> None:
+    """Refuse arguments that nothing here uses. Errors: ``argument-unknown``."""
+    for name, value in given.items():
+        if value is not None and name not in known:
+            remedy = "Leave it out; all settings of a run are keys of config."
+            raise ConfigError("has no counterpart", code="argument-unknown", key=name, remedy=remedy)
