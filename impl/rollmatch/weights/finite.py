@@ -1,6 +1,7 @@
 """Weights that hold NaN or infinity, found before they are used.
 
-A sum of all numbers is finite only if each is; it reads a tensor once and takes no memory.
+The smallest and the largest number of a tensor are finite only if all are: NaN wins against both. They are found as
+fast as memory is read, also on a CPU, where a sum of bfloat16 takes 30 times as long.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,9 @@ class WeightsNotFinite(SyncError):
 
 
 def totals_of(tensors: Sequence[Tensor]) -> Tensor:
-    """[n] float64 sum of each tensor, on their device; on a GPU the work is only queued. One-byte types count as 0.
+    """[n] float64 sum of the smallest and the largest number of each tensor, on their device.
+
+    On a GPU the work is only queued. Types that are no floats, and those of one byte, count as 0.
 
     >>> totals_of([torch.ones(2), torch.tensor([torch.inf, -torch.inf])]).isfinite().tolist()
     [True, False]
@@ -30,7 +33,8 @@ def totals_of(tensors: Sequence[Tensor]) -> Tensor:
     totals = torch.zeros(len(tensors), dtype=torch.float64, device=device)
     for index, tensor in enumerate(tensors):
         if tensor.dtype in _FLOATS and tensor.numel():
-            torch.sum(tensor.detach().reshape(-1), 0, dtype=torch.float64, out=totals[index])
+            smallest, largest = tensor.detach().aminmax()
+            totals[index] = smallest.double() + largest.double()
     return totals
 
 
