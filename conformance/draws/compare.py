@@ -220,12 +220,12 @@ def texts(requests: list) -> list[str]:
 
 
 def headline(before: dict, after: dict, oracle: Oracle) -> str:
-    """What the run's page says first."""
+    """What the run's page says first; one sample shows no change beyond noise."""
     name, subject = ("reward", "Mean reward") if oracle.is_paid else ("f1", "F1")
     old, new = before[name], after[name]
     if abs(new - old) < 5e-4:
         return f"{subject} stayed at {new:.3f}"
-    return f"{subject} {'rose' if new > old else 'fell'} from {old:.3f} to {new:.3f} in {oracle.num_steps} steps."
+    return f"{subject} went from {old:.3f} to {new:.3f}, which may be noise, in {oracle.num_steps} steps."
 
 
 def evaluated(journal: list[dict], step: int, oracle: Oracle) -> dict:
