@@ -6,13 +6,14 @@ import threading
 from itertools import count
 
 from conformance.doubles.small_run import events, make_trainer
+from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.overlap import Ahead, Lockstep
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 
 
-class CopyServers:
+class CopyServers(RolloutBackend):
     """Two servers that share one copy of the policy; ``before_call`` gets (server, sample ids) in the caller's
     thread, ``events`` are syncs and calls in the order they began and ended."""
 

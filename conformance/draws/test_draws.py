@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from conformance.draws.__main__ import search
-from conformance.draws.compare import run, write
+from conformance.draws.compare import judge, run, write
 from conformance.draws.models import model_directory
 from conformance.draws.servers import scripted
-from conformance.oracle.defaults import R, T
+from conformance.draws.strategy import PLAIN
+from conformance.oracle.defaults import G, R, T
 from conformance.oracle.policy import words_of
 from conformance.oracle.script import BOXES, NAMES
 
@@ -46,3 +47,17 @@ def test_a_rank_whose_segments_became_too_old_does_not_wait_for_one_whose_did_no
     asked = [[e["num_rollouts"] > 0 for e in own if e["event"] == "asked_again"] for own in events]
     assert any(first != second for first, second in zip(*asked, strict=True)), "only one rank had something to ask"
     assert [e["step"] for e in events[0] if e["event"] == "step"] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+def test_two_ranks_send_a_stock_server_the_weights_of_a_step_once(tmp_path):
+    """Such a server is named by what was committed, which rank 1 does not wait for."""
+    keys = PLAIN | {
+        f"{R}.rollout_backend": "vllm",
+        f"{T}.max_steps": 3,
+        f"{T}.eval_scenes": 1,
+        f"{G}.num_generations": 2,
+    }
+    samples = [{"prompt": f"{number}a"} for number in range(5)]
+    draw = {"family": "qwen3", "samples": samples, "servers": [{}], "dialect": "vllm", "ranks": 2, "keys": keys}
+    judge(draw, tmp_path / "draw", tmp_path / "models")

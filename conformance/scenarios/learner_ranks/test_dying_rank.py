@@ -18,6 +18,7 @@ import torch.distributed as dist
 from conformance.doubles.started import started_ranks
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.fence import Fence
 
 SCRIPT = Path(__file__)
@@ -46,13 +47,16 @@ def test_a_rank_that_dies_between_the_barriers_ends_the_other_one_soon(tmp_path)
         assert events == [("synced", 0)], "the step in which both live"
 
 
-class Pushing:
+class Pushing(RolloutBackend):
     """Takes weights for half a second."""
 
     policy_version = 0
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder, self.rank = folder, rank
+
+    def generate(self, requests, decoding):
+        raise NotImplementedError
 
     def push(self, weights, *, version):
         list(weights)

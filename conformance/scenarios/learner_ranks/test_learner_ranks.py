@@ -9,6 +9,7 @@ from conformance.doubles.ranks import NoJournal
 from conformance.tools.schedule import Action, as_rank, do, explore, meet
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.fence import Fence
 
 
@@ -27,13 +28,16 @@ class ScheduledRanks(Ranks):
 
 
 @dataclass
-class ScheduledBackend:
+class ScheduledBackend(RolloutBackend):
     """An engine whose push takes two actions."""
 
     act: Any
     policy_version: int = 0
     pushing: bool = False
     broken: bool = False
+
+    def generate(self, requests, decoding):
+        raise NotImplementedError
 
     def push(self, weights, *, version):
         self.act(do("push begins"))

@@ -14,6 +14,7 @@ from conformance.doubles.prefetching import GREEDY, requests_of, rollouts_of
 from conformance.doubles.ranks import NoJournal
 from conformance.tools.schedule import as_rank, do, explore, when
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 
@@ -54,7 +55,7 @@ class ScheduledMonitor:
 
 
 @dataclass
-class ScheduledServers:
+class ScheduledServers(RolloutBackend):
     """A call takes two actions, a push two; ``wrong`` is what must not happen."""
 
     monitor: ScheduledMonitor

@@ -8,6 +8,7 @@ import pytest
 from conformance.doubles.refusals import refused
 from rollmatch.errors import SyncError
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.fence import SyncMode
 
 
@@ -22,9 +23,10 @@ class Weights:
 
 
 @dataclass
-class ModeBackend:
+class ModeBackend(RolloutBackend):
     """Fails adapter pushes by number, from 1; ``committed`` is what a failed one leaves behind."""
 
+    takes_adapters = True
     failing: tuple = ()
     committed: bool = False
     policy_version: int = 0
@@ -34,6 +36,9 @@ class ModeBackend:
     def push(self, weights, *, version):
         self.took.append(("full", version))
         self.policy_version = version
+
+    def generate(self, requests, decoding):
+        raise NotImplementedError
 
     def push_adapter(self, adapter, *, version):
         assert adapter == "adapter"
@@ -93,11 +98,14 @@ def test_without_fallback_the_run_stops():
 
 def test_a_backend_that_takes_no_adapters_gets_all_weights():
     @dataclass
-    class Colocated:
+    class Colocated(RolloutBackend):
         policy_version: int = 0
 
         def push(self, weights, *, version):
             self.policy_version = version
+
+        def generate(self, requests, decoding):
+            raise NotImplementedError
 
     backend = Colocated()
     assert SyncMode("adapter").push(backend, Weights(), Ranks(), version=1) == "full"

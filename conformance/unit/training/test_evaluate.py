@@ -12,12 +12,13 @@ from conformance.doubles.records import make_reply
 from conformance.doubles.small_run import events, make_trainer, requested, step_between, weights_of
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.model.images import ImagePreparation
+from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.hf import HfBackend
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
 
 
-class SeesEverySecondScene:
+class SeesEverySecondScene(RolloutBackend):
     """A backend that answers with the truth and with no object by turns."""
 
     policy_version = 0

@@ -15,6 +15,7 @@ from rollmatch.journal import read_journal
 from rollmatch.model import policy
 from rollmatch.objectives.rollout_matching.answer_format import DropReason
 from rollmatch.records import Segment
+from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.training.report import PHASES
 from rollmatch.weights.named_weights import named_weights
 
@@ -218,7 +219,7 @@ def test_scenes_without_objects_teach_the_empty_list_and_no_coordinate(tmp_path)
     assert step.norm() > 0
 
 
-class OtherPrompt:
+class OtherPrompt(RolloutBackend):
     """A backend whose engine saw one token of the prompt differently."""
 
     def __init__(self, backend):

@@ -10,6 +10,7 @@ from conformance.doubles.ranks import together
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.fence import Fence, PushFailed
 from rollmatch.weights.plan import TensorMismatch
 
@@ -23,13 +24,16 @@ class EngineGone(Exception):
 
 
 @dataclass
-class Backend:
+class Backend(RolloutBackend):
     """Remembers every push; ``broken`` is raised by it."""
 
     note: Any = lambda event: None
     broken: BaseException | None = None
     policy_version: int = 0
     taken: list[dict[str, Any]] = field(default_factory=list)
+
+    def generate(self, requests, decoding):
+        raise NotImplementedError
 
     def push(self, weights, *, version):
         self.note("push")

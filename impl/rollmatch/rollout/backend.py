@@ -1,8 +1,9 @@
 """The contract of every rollout backend, and requests with their seeds."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -10,6 +11,11 @@ from torch import Tensor
 from rollmatch.errors import RolloutError
 from rollmatch.model.vocabulary import split_at_stop
 from rollmatch.records import Rollout, RolloutRequest, Sample
+
+if TYPE_CHECKING:
+    from rollmatch.errors import RollmatchError
+    from rollmatch.rollout.members import ServerMembers
+    from rollmatch.weights.named_weights import Adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,26 +49,45 @@ class Decoding:
         return asdict(self)
 
 
-class RolloutBackend(Protocol):
+class RolloutBackend(ABC):
     """Requests in, rollouts out.
 
     ``generate`` keeps the order, returns ids exactly as sampled with the stop token trimmed, and never packs.
-    ``push`` makes the weights of ``version`` the ones that every later rollout is written with.
+    ``push`` makes the weights of ``version`` the ones that every later rollout is written with. What has a default is
+    for engines that an adapter can be sent to, that may lose their weights, or that are servers.
     """
 
     policy_version: int
     """Version of the weights it writes with; 0 before the first ``push``."""
+    takes_adapters = False
+    """Whether an adapter alone can be sent; one that has the policy itself needs none."""
+    members: "ServerMembers | None" = None
+    """The servers, and which of them take part; None where there are none."""
 
+    @abstractmethod
     def push(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """Take (checkpoint name, tensor) of every weight; none is kept waiting on disk."""
 
+    @abstractmethod
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
         """One rollout per request, in order. Errors: ``rollouts-missing``, ``rollout-before-sync``."""
 
-    def rest(self) -> None:
+    def push_adapter(self, adapter: "Adapter", *, version: int) -> None:
+        """As ``push``, for an adapter."""
+        raise NotImplementedError
+
+    def is_current(self) -> bool:
+        """Whether its engines still are those that took the last push."""
+        return True
+
+    def may_push_again(self, error: "RollmatchError") -> bool:
+        """Whether a push that failed may succeed now, after waiting for servers."""
+        return False
+
+    def rest(self) -> None:  # noqa: B027
         """Give the learner the memory that only rollouts need, until the next ``push`` or ``generate``."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Free what it holds."""
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from rollmatch.errors import FAILURES, RollmatchError, SyncError
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
-from rollmatch.rollout.members import PatientBackend
 from rollmatch.weights.named_weights import Adapter, ListedWeights, NamedWeights
 from rollmatch.weights.plan import Spec
 
@@ -34,14 +33,6 @@ LOG = logging.getLogger("rollmatch.sync")
 MAX_PUSHES = 3
 """Of one sync."""
 Mode = Literal["full", "adapter"]
-
-
-@runtime_checkable
-class AdapterTaker(Protocol):
-    """A backend that takes adapters; one that has the policy itself does not."""
-
-    def push_adapter(self, adapter: Adapter, *, version: int) -> None:
-        """As ``push``, for an adapter."""
 
 
 class Counted:
@@ -104,7 +95,7 @@ class SyncMode:
 
     def push(self, backend: RolloutBackend, weights: Counted, ranks: Ranks, *, version: int) -> Mode:
         """Returns the mode of what was sent, the same on all ranks. Errors: those of the backend and of ``attempt``."""
-        if self.mode == "adapter" and isinstance(backend, AdapterTaker):
+        if self.mode == "adapter" and backend.takes_adapters:
             if self.attempt(lambda: backend.push_adapter(weights.adapter(), version=version), ranks):
                 return "adapter"
             version = backend.policy_version + 1  # some server may have taken the version that failed
@@ -146,14 +137,6 @@ class PushFailed(SyncError):
     is_shared = True
 
 
-@runtime_checkable
-class Forgetful(Protocol):
-    """A backend whose engines may lose their weights behind the learner's back."""
-
-    def is_current(self) -> bool:
-        """Whether they still are those that took the last push."""
-
-
 class _State(NamedTuple):
     """What a rank contributes before a sync."""
 
@@ -170,6 +153,8 @@ class _Verdict(NamedTuple):
     again: bool
     """Whether nothing stands against another push, also where this one succeeded."""
     lost: frozenset[int]
+    instances: dict[int, str] | None
+    """The servers' processes that took the push; rank 0's count."""
 
 
 class Fence:
@@ -233,10 +218,10 @@ class Fence:
         where the learner has moved it reads the list of servers again.
         """
         has_moved, joined = step != self.synced_step, list[int]()
-        members = self.backend.members if isinstance(self.backend, PatientBackend) else None
+        members = self.backend.members
         if members is not None and members.roster is not None:
             joined = members.roster.update(is_read=has_moved)
-        is_due = has_moved or not _is_current(self.backend)
+        is_due = has_moved or not self.backend.is_current()
         mine = _State(is_due, max([self.backend.policy_version, *joined]))
         if members is not None and members.lost:
             returned = members.find_returned() if self.ranks.is_primary else mine.returned
@@ -263,14 +248,9 @@ class Fence:
         try:
             return self.mode.push(self.backend, weights, self.ranks, version=version)
         except RollmatchError as error:
-            if not (may_repeat and self._may_push_again(error)):
+            if not (may_repeat and self.backend.may_push_again(error)):
                 raise
             return None
-
-    def _may_push_again(self, error: BaseException) -> bool:
-        if isinstance(error, RollmatchError) and isinstance(self.backend, PatientBackend):
-            return self.backend.may_push_again(error)
-        return False
 
     def _push_with_others(self, weights: Counted, version: int, *, may_repeat: bool) -> Mode | None:
         """Push and share the verdict; also where a push fails in a way not listed, so that nobody waits for ever."""
@@ -281,9 +261,9 @@ class Fence:
             problem, again = "", True
         except FAILURES as error:
             problem, cause = f"rank {self.ranks.rank}: {type(error).__name__}: {error}", error
-            again = may_repeat and self._may_push_again(error)
+            again = may_repeat and isinstance(error, RollmatchError) and self.backend.may_push_again(error)
         finally:
-            verdicts = self._share(_Verdict(problem, again, self._lost))
+            verdicts = self._share(problem, again=again)
         problems = [verdict.problem for verdict in verdicts if verdict.problem]
         if problems and all(verdict.again for verdict in verdicts):
             return None
@@ -292,17 +272,15 @@ class Fence:
             raise PushFailed(problems[0], key="sync", remedy=remedy) from cause
         return carried
 
-    @property
-    def _lost(self) -> frozenset[int]:
-        return self.backend.members.lost if isinstance(self.backend, PatientBackend) else frozenset()
-
-    def _share(self, mine: _Verdict) -> list[_Verdict]:
+    def _share(self, problem: str, *, again: bool) -> list[_Verdict]:
         """The verdicts of all ranks; a server that one has lost while it waited is lost on all."""
+        members = self.backend.members
+        if members is None:
+            mine = _Verdict(problem, again, frozenset(), None)
+        else:
+            mine = _Verdict(problem, again, members.lost, members.instances)
         verdicts = [_Verdict(*verdict) for verdict in self.ranks.gather(mine)]
-        if isinstance(self.backend, PatientBackend):
-            self.backend.members.agree_on(frozenset().union(*(verdict.lost for verdict in verdicts)))
+        if members is not None:
+            members.agree_on(frozenset().union(*(verdict.lost for verdict in verdicts)))
+            members.instances = verdicts[0].instances
         return verdicts
-
-
-def _is_current(backend: RolloutBackend) -> bool:
-    return not isinstance(backend, Forgetful) or backend.is_current()

@@ -13,10 +13,10 @@ from rollmatch.model.sharding import is_sharded
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, check_answers, make_rollout
+from rollmatch.rollout.backend import Decoding, RolloutBackend, check_answers, make_rollout
 
 
-class HfBackend:
+class HfBackend(RolloutBackend):
     """Rollouts by the policy's own ``generate()``, in left-padded microbatches of ``batch_size`` prompts.
 
     Slow, and the yardstick for the others.
@@ -68,12 +68,6 @@ class HfBackend:
         """What is evaluated before the first step is computed as after the last one."""
         device = next(self.model.parameters()).device.type
         return torch.autocast(device, dtype=self.compute_dtype, enabled=self.compute_dtype is not None)
-
-    def rest(self) -> None:
-        """Nothing to give: it writes with the policy itself."""
-
-    def close(self) -> None:
-        """Nothing to free."""
 
     def _generate_batch(
         self, requests: Sequence[RolloutRequest], features: list[ImageFeatures], decoding: Decoding, *, synced: bool

@@ -3,13 +3,13 @@
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.dialects.watch import look
-from rollmatch.errors import RollmatchError, RolloutError
+from rollmatch.errors import RolloutError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.work_items import Chunk, cut_chunks, first_server
 
@@ -151,15 +151,3 @@ class ServerMembers:
     def _problem_of(self, server_index: int) -> str:
         server = self.servers[server_index]
         return look(server.http, server.path_of("/health"), server.watch).problem
-
-
-@runtime_checkable
-class PatientBackend(Protocol):
-    """A backend of servers, which may be gone for a while or for good."""
-
-    @property
-    def members(self) -> ServerMembers:
-        """The servers, and which of them take part."""
-
-    def may_push_again(self, error: RollmatchError) -> bool:
-        """Whether a push that failed may succeed now, after waiting for servers."""

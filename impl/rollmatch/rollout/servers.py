@@ -15,7 +15,7 @@ from rollmatch.journal import Journal
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, check_answers, make_rollout
+from rollmatch.rollout.backend import Decoding, RolloutBackend, check_answers, make_rollout
 from rollmatch.rollout.members import ServerLost, ServerMembers
 from rollmatch.rollout.retry import CallRules, ServerRestarted, is_transient_in_sync
 from rollmatch.rollout.server_calls import ServerCalls
@@ -28,8 +28,11 @@ MAX_CALLS = 1024
 """Calls at the same time; a thread begins only where no other is free."""
 
 
-class VllmServerBackend:
+class VllmServerBackend(RolloutBackend):
     """Connected rollout servers that somebody else started; ``sender`` is rank 0's, None on other ranks."""
+
+    takes_adapters = True
+    members: ServerMembers
 
     def __init__(
         self,
@@ -173,9 +176,6 @@ class VllmServerBackend:
         self._write_down([chunk], [log], decoding)
         return self._make_rollouts(requests, replies, decoding)
 
-    def rest(self) -> None:
-        """Nothing to give: the servers have devices of their own."""
-
     def close(self) -> None:
         """Leave the group; the servers stay."""
         if self.sender:
@@ -210,10 +210,14 @@ class VllmServerBackend:
         return self.sender
 
     def _note_taken(self, version: int) -> None:
-        """A sync has ended: its version, and the processes that took it."""
-        instances = self.sender.instances if self.sender else None
-        known = None if instances is None else dict(zip(self.members.present, instances, strict=True))
-        self.members.instances = self.members.read_instances() if known is None else known
+        """A sync has ended: its version, and the processes that took it, which the fence tells ranks without sender.
+
+        Such a rank is here before the sender's has committed, and a stock server is named by what was committed.
+        """
+        if self.sender is not None:
+            named, members = self.sender.instances, self.members
+            taken = None if named is None else dict(zip(members.present, named, strict=True))
+            members.instances = members.read_instances() if taken is None else taken
         self.members.restarted.clear()
         self.policy_version = version
 

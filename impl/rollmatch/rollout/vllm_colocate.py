@@ -29,7 +29,7 @@ from rollmatch.model.images import once_per_images
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
-from rollmatch.rollout.backend import Decoding, check_answers, make_rollout
+from rollmatch.rollout.backend import Decoding, RolloutBackend, check_answers, make_rollout
 from rollmatch.startup import loading
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.worker.loading import keep_weights_loadable
@@ -62,8 +62,10 @@ class EngineSettings:
     """Further vLLM engine arguments, by vLLM's names."""
 
 
-class VllmColocateBackend:
+class VllmColocateBackend(RolloutBackend):
     """A vLLM engine in this process."""
+
+    takes_adapters = True
 
     def __init__(self, settings: EngineSettings, template: Template, ranks: Ranks) -> None:
         self.settings = settings

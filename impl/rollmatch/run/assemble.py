@@ -28,7 +28,7 @@ from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.objectives.protocol import Objective
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
-from rollmatch.rollout.fence import AdapterTaker, Fence, SyncMode
+from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.overlap import Ahead, Lockstep, Overlap, WithoutRollouts
 from rollmatch.rollout.prefetch import Prefetch
@@ -136,7 +136,7 @@ def make_parts(
     decoding = replace(make_decoding(rules), logprobs=objective.wants_logprobs)
     source = make_source(config, model, template, journal=journal, ranks=ranks)
     try_out(source.fence.backend, decoding)
-    if source.fence.mode.mode == "adapter" and isinstance(source.fence.backend, AdapterTaker):
+    if source.fence.mode.mode == "adapter" and source.fence.backend.takes_adapters:
         source.fence.mode.attempt(partial(try_out_adapters, source.fence.backend, model), ranks)
     source = replace(source, decoding=decoding, eval_decoding=_make_eval_decoding(config, decoding))
     learner = Learner(
