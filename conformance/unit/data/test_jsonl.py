@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from conformance.doubles.refusals import refused
 from rollmatch.data import BadSamples, load_samples
-from rollmatch.data.jsonl import top_left
+from rollmatch.data.jsonl import SystemMessages, top_left
 from rollmatch.records import Geometry, GroundTruth
 
 DIGITS = Path(__file__).parents[3] / "fixtures" / "digits"
@@ -106,3 +106,14 @@ def test_the_shipped_digits_are_good_and_stand_sorted(name):
     assert given_order == load_samples(DIGITS / f"{name}.jsonl", ordering="sorted")
     assert [sample.sample_id for sample in given_order] == list(range(len(given_order)))
     assert sum(len(sample.objects) for sample in given_order) > len(given_order)
+
+
+def test_a_byte_order_mark_at_the_beginning_is_no_part_of_the_first_record(tmp_path):
+    path = tmp_path / "train.jsonl"
+    line = b'{"prompt": "1 + 1?"}\n'
+    path.write_bytes(b"\xef\xbb\xbf" + line + line)
+    samples = load_samples(path, systems=SystemMessages(chats=""))
+    assert [sample.messages for sample in samples] == [(("user", "1 + 1?"),)] * 2
+    path.write_bytes(line + b"\xef\xbb\xbf" + line)
+    with pytest.raises(BadSamples):
+        load_samples(path, systems=SystemMessages(chats=""))

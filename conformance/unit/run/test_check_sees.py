@@ -140,3 +140,7 @@ def test_answers_that_do_not_fit_are_refused_with_the_length_that_does(capsys, m
     assert (
         "[answers-too-long] custom.extra.rollout_matching.max_new_tokens: is 20, and half of the true answers" in said
     )
+
+
+def test_an_optimizer_of_another_name_is_answered_with_the_common_one(task, capsys):
+    assert "Did you mean adamw_torch?" in refusal(capsys, "training.optim=adamw")

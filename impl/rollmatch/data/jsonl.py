@@ -181,7 +181,7 @@ class JsonlFile:
     def _read(self, place: int, line: bytes) -> tuple[Sample | None, list[DataError]]:
         key = f"{self.path}:{place + 1}"
         try:
-            record = parse_json(line.decode("utf-8"))
+            record = parse_json(line.decode("utf-8-sig" if place == 0 else "utf-8"))  # Windows' editors write a mark
         except (ValueError, RecursionError) as error:
             problem = f"the line is not JSON: {error}" if line.strip() else "the line is empty"
             return None, [DataError(problem, code="line-not-json", key=key, remedy="Write one JSON object per line.")]
