@@ -154,3 +154,9 @@ def test_the_ages_of_old_rollouts_end_the_line():
     event = {"overlap": {"efficiency": 0.876}, "staleness": {"0": 4, "1": 3, "2": 1}}
     assert step_line(event, total_steps=9).plain.endswith("  efficiency 0.88  stale 3 by 1 1 by 2")
     assert "stale" not in step_line(event | {"staleness": {"0": 4}}, total_steps=9).plain
+
+
+def test_a_step_that_generates_nothing_has_no_speed_of_it():
+    event = {"step": 1, "loss": 1.0, "loss_ce": 1.0, "fill": 1.0, "rollout_tokens": 0.0, "rollout_tok_s": 0.0}
+    assert "tok/s" not in step_line(event, total_steps=2).plain
+    assert "100 tok/s" in step_line(event | {"rollout_tokens": 9.0, "rollout_tok_s": 100.0}, total_steps=2).plain

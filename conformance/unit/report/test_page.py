@@ -248,3 +248,13 @@ def test_a_page_that_cannot_be_written_is_named_and_leaves_nothing(two_runs, tmp
         assert main(["compare", *map(str, two_runs), "--out", str(out)]) == 1
         assert f"[output-not-writable] {out}: " in capsys.readouterr().err
     assert not list(tmp_path.glob("*.tmp")) + list(tmp_path.parent.glob("*.tmp"))
+
+
+def test_a_comparison_has_no_rows_of_zeros(tmp_path):
+    runs = []
+    for name, drops in (("one", 0.0), ("two", 0.0)):
+        metrics = {"drop/bad_geometry": drops, "drop/unknown_key": float(name == "two")}
+        runs.append(write_journal(tmp_path / name, [run_event(), *step_events(1), evaluated_event(1, **metrics)]))
+    text = visible(compare(runs, tmp_path / "page.html"))
+    assert "drop/unknown_key" in text
+    assert "drop/bad_geometry" not in text

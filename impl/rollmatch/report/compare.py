@@ -82,9 +82,9 @@ def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
 
 
 def _figures(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """(metric, the last held-out value of each run) of every metric that a run has."""
+    """(metric, the last held-out value of each run) of every metric that is not 0 in all runs."""
     last = [run.history.evaluations[-1]["metrics"] if run.history.evaluations else {} for run in runs]
-    metrics = dict.fromkeys(name for figures in last for name in figures)
+    metrics = dict.fromkeys(name for figures in last for name, value in figures.items() if value)
     rows = [(name, [f"{figures[name]:.4g}" if name in figures else "-" for figures in last]) for name in metrics]
     steps = ("optimizer steps", [str(len(run.history.steps)) for run in runs])
     return [steps, ("hours", [f"{run.history.duration_s / 3600:.2f}" for run in runs]), *rows]

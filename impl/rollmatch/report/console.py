@@ -128,10 +128,10 @@ def step_line(event: Mapping[str, object], *, total_steps: int, with_phases: boo
         _quality(event),
         ("  fill ", "dim"),
         f"{plain(event.get('fill'), digits=2):>4}",
-        ("  rollout ", "dim"),
-        f"{plain(event.get('rollout_tok_s'), digits=0):>6}",
-        (" tok/s", "dim"),
     )
+    if event.get("rollout_tokens") != 0:  # stage 1 generates nothing
+        speed = f"{plain(event.get('rollout_tok_s'), digits=0):>6}"
+        line.append_text(Text.assemble(("  rollout ", "dim"), speed, (" tok/s", "dim")))
     return line.append_text(_phases(event)) if with_phases else line
 
 
