@@ -1,0 +1,43 @@
+"""A real, unmodified ``vllm serve`` as teacher."""
+
+import os
+import sys
+
+import pytest
+
+from conformance.doubles.distilled import DIVERGENCE, MODEL, PROMPTED, checked, make_trainer, steps_of
+from conformance.doubles.instance import ENVIRONMENT, free_port
+from conformance.doubles.processes import Running, start
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    port, log = free_port(), tmp_path_factory.mktemp("teacher") / "log"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    options = {
+        "model": MODEL, "host": "127.0.0.1", "port": port, "dtype": "float32", "max-model-len": 256,
+        "max-num-seqs": 16, "kv-cache-memory-bytes": 128 << 20, "max-logprobs": 8,
+    }  # fmt: skip
+    command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    server = Running(start(command, log, environment=os.environ | ENVIRONMENT), log)
+    try:
+        server.wait_healthy(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.end()
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#1,2,5"])
+def test_a_stock_server_teaches_what_the_same_model_teaches_here(tmp_path, url):
+    teachers = f'custom.extra.distill.teachers=[{{base_url: "{url}", prompt: "{{question}} {{sum}}"}}]'
+    assert checked(teachers, *DIVERGENCE) == []
+    (error,) = checked(teachers, *DIVERGENCE, "custom.extra.distill.top_k=9")
+    assert error.code == "teacher-without-logprobs"
+    figures = []
+    for name, entry in (("here", PROMPTED), ("there", teachers)):
+        trainer = make_trainer(tmp_path / name, entry, *DIVERGENCE)
+        trainer.train()
+        figures.append([steps_of(trainer)[0][figure] for figure in ("teacher_kl", "divergence")])
+    assert figures[1] == pytest.approx(figures[0], rel=1e-4)
