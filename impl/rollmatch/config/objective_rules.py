@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rollmatch.config.custom import GrpoConfig
-from rollmatch.config.effective import num_windows_ahead, steps_per_window
+from rollmatch.config.effective import has_policy_gradient, num_windows_ahead, steps_per_window
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.servers import uses_servers
@@ -101,6 +101,28 @@ def _correction_parts(config: RunConfig) -> Iterator[ConfigError]:
     if found.low is not None and found.low > found.high:
         problem, remedy = f"must be at most high {found.high}, but is {found.low}", "Lower it, or raise high."
         yield ConfigError(problem, code="correction-bounds", key=f"{key}.low", remedy=remedy)
+
+
+def find_sampling_bias(config: RunConfig) -> str | None:
+    """What ratio and correction are off by where the engine samples from another distribution than the learner has.
+
+    Temperature is the learner's, too; what cuts or moves probabilities is the engine's alone. None: nothing is off.
+    """
+    rollout = config.custom.extra.rollout_matching
+    top_p, top_k, penalty = rollout.decoding.top_p, rollout.decoding.top_k, rollout.repetition_penalty
+    settings = {"decoding.top_p": (top_p, 1.0), "decoding.top_k": (top_k, -1), "repetition_penalty": (penalty, 1.0)}
+    changed = [f"{name}: {value}" for name, (value, neutral) in settings.items() if value != neutral]
+    if not changed or not has_policy_gradient(config):
+        return None
+    effect = "how far depends on the model: correction_mean of the first step says it"
+    if len(changed) == 1 and top_p != 1:
+        length = rollout.max_new_tokens
+        whole = f"{top_p**length:.2g} for a response of {length}"
+        effect = f"at equal weights by {top_p:g} to 1 for a token, and down to {whole}"
+    return (
+        f"{ROLLOUT_MATCHING}: {', '.join(changed)}: the engine samples from other probabilities than the learner's, so "
+        f"that ratios and corrections are off, {effect}; top_p 1, top_k -1 and repetition_penalty 1 are exact"
+    )
 
 
 GRPO_RULES: tuple[Rule, ...] = (

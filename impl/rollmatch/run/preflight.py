@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rollmatch.config import RunConfig, check_files
+from rollmatch.config.objective_rules import find_sampling_bias
 from rollmatch.config.training import TrainingConfig
 from rollmatch.data import BadSamples
 from rollmatch.data.splits import Split, load_split, origin_of
@@ -42,8 +43,8 @@ REPORTERS = {"wandb": ("wandb",), "tensorboard": ("tensorboard", "tensorboardX")
 def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]:
     """Training and validation samples, after all checks.
 
-    Errors: ``ErrorList`` of all that is wrong with files, samples, tokenizer, rewards, environment, reporters and the
-    output directory.
+    Warns of a sampling bias. Errors: ``ErrorList`` of all that is wrong with files, samples, tokenizer, rewards,
+    environment, reporters and the output directory.
     """
     errors: list[RollmatchError] = []
     _collect(errors, partial(check_files, config))
@@ -66,6 +67,8 @@ def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]
         raise ErrorList(errors)
     train, val = (with_first_observations(config, part) for part in samples)
     check_rewards(config, train)
+    if (bias := find_sampling_bias(config)) is not None:
+        print(f"rollmatch: warning: {bias}", file=sys.stderr)
     return train, val
 
 
