@@ -60,6 +60,8 @@ NEUTRAL = {
             {"level": "token", "mode": "truncate", "low": 0.5, "high": 5.0},
             None,
         ),
+        ("trl", {"entropy_coef": 0.01}, f"{GRPO}.entropy_coef", 0.01, None),
+        ("swift", {"top_entropy_quantile": 0.2}, f"{GRPO}.top_entropy_share", 0.2, None),
         *(
             ("trl", {"importance_sampling_level": one}, f"{GRPO}.importance", one, None)
             for one in ("token", "sequence")

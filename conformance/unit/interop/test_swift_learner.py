@@ -68,6 +68,7 @@ def test_swift_learns_what_our_learner_would():
         ("correction_cap=5.0", "rollout_importance_sampling_threshold", 5.0),
         ("num_iterations=2", "num_iterations", 2),
         ("importance=sequence", "importance_sampling_level", "sequence"),
+        ("top_entropy_share=0.2", "top_entropy_quantile", 0.2),
     ],
 )
 def test_every_variant_has_its_name_there(override, name, value):

@@ -67,6 +67,19 @@ def _importance(config: RunConfig) -> Iterator[ConfigError]:
     yield ConfigError(problem, code="importance-undefined", key=f"{GRPO}.importance", remedy=remedy)
 
 
+def _entropy(config: RunConfig) -> Iterator[ConfigError]:
+    """Pairs that no paper defines."""
+    rules, variant = config.custom.extra.grpo, config.custom.trainer_variant
+    for name, neutral in (("entropy_coef", 0.0), ("top_entropy_share", 1.0)):
+        if getattr(rules, name) != neutral and variant == "distill":
+            problem = "is set, but what teachers say of a token does not depend on its entropy"
+            yield ConfigError(problem, code="entropy-undefined", key=f"{GRPO}.{name}", remedy="Remove it.")
+    if rules.top_entropy_share != 1 and (rules.importance, rules.clip) != ("token", "ppo"):
+        problem = "selects tokens, which is defined for ratios of tokens that are clipped by ppo"
+        remedy = "Set it to 1, or importance to token and clip to ppo."
+        yield ConfigError(problem, code="entropy-undefined", key=f"{GRPO}.top_entropy_share", remedy=remedy)
+
+
 def _cispo(config: RunConfig) -> Iterator[ConfigError]:
     rules = config.custom.extra.grpo
     if rules.clip != "cispo" or not config.custom.learns_from_completions:
@@ -130,6 +143,16 @@ GRPO_RULES: tuple[Rule, ...] = (
     Rule(reads=(VARIANT, f"{ROLLOUT_MATCHING}.decoding.temperature", f"{ROLLOUT_MATCHING}.num_beams"), check=_sampled),
     Rule(reads=(f"{GRPO}.ratio_cap", f"{GRPO}.epsilon", f"{GRPO}.epsilon_high"), check=_ratio_cap),
     Rule(reads=(VARIANT, f"{GRPO}.importance", f"{GRPO}.clip", f"{GRPO}.ratio_cap"), check=_importance),
+    Rule(
+        reads=(
+            VARIANT,
+            f"{GRPO}.entropy_coef",
+            f"{GRPO}.top_entropy_share",
+            f"{GRPO}.importance",
+            f"{GRPO}.clip",
+        ),
+        check=_entropy,
+    ),
     Rule(reads=(VARIANT, f"{GRPO}.clip", f"{GRPO}.epsilon", f"{GRPO}.epsilon_high", f"{GRPO}.ratio_cap"), check=_cispo),
     Rule(
         reads=(VARIANT, f"{GRPO}.correction", f"{GRPO}.correction_cap", f"{GRPO}.old_logprobs"),

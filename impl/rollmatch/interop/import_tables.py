@@ -26,7 +26,11 @@ SHARED = (
     {name: f"training.{name}" for name in TRAINING}
     | {name: f"training.extra_arguments.{name}" for name in OF_TRANSFORMERS}
     | {name: f"tuner.{name}" for name in TUNER}
-    | {name: f"{GRPO}.{name}" for name in ("num_generations", "num_iterations", "epsilon", "epsilon_high", "beta")}
+    | {
+        name: f"{GRPO}.{name}"
+        for name in ("num_generations", "num_iterations", "epsilon", "epsilon_high", "beta", "entropy_coef")
+    }
+    | {"top_entropy_quantile": f"{GRPO}.top_entropy_share"}
     | {
         "delta": f"{GRPO}.ratio_cap",
         "max_completion_length": f"{MATCHING}.max_new_tokens",

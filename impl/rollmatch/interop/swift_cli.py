@@ -198,6 +198,9 @@ def _check(config: RunConfig) -> None:
     if rules.correction is not None:
         problem, key = "is set, and ms-swift's learner truncates weights of tokens", "custom.extra.grpo.correction"
         raise LaunchError(problem, code="swift-trains-otherwise", key=key, remedy="Use correction_cap.")
+    if rules.entropy_coef:
+        problem, key = "is set, and ms-swift's learner has no bonus for entropy", "custom.extra.grpo.entropy_coef"
+        raise LaunchError(problem, code="swift-trains-otherwise", key=key, remedy="Remove it.")
     if config.training.tokens_per_micro_batch is not None:
         problem, key = "is set, and ms-swift's learner makes passes by samples", "training.tokens_per_micro_batch"
         raise LaunchError(problem, code="swift-trains-otherwise", key=key, remedy="Remove it.")
@@ -239,6 +242,7 @@ def _algorithm(config: RunConfig) -> dict[str, object]:
         "epsilon_high": rules.epsilon_high,
         "delta": rules.ratio_cap,
         "beta": rules.beta,
+        "top_entropy_quantile": rules.top_entropy_share,
         "rollout_importance_sampling_mode": "token_truncate" if rules.corrects else None,
         "rollout_importance_sampling_threshold": rules.corrects.high if rules.corrects else None,
         "max_completion_length": rollout.max_new_tokens,

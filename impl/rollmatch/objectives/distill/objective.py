@@ -42,11 +42,11 @@ class DistillObjective(GrpoObjective):
         )
 
     def summarize(self, reports: Sequence[CompletionReport]) -> dict[str, float]:
-        """As GRPO's; nothing of rewards where there are none."""
-        figures = super().summarize(reports)
-        if self.rewards:
-            return figures
-        return {name: value for name, value in figures.items() if name in ("truncated_rate", "response_len")}
+        """As GRPO's, without what says nothing here: groups learn from teachers, whatever their rewards are."""
+        unknown = {"flat_group_rate"} | (set() if self.rewards else {"reward_failed_rate"})
+        if not any(reward.weight for reward in self.rewards):
+            unknown |= {"reward", "reward_std"}
+        return {name: value for name, value in super().summarize(reports).items() if name not in unknown}
 
     def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """As GRPO's, and ``teacher_logprob``: the mean over all tokens of the answers."""

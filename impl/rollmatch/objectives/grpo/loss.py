@@ -20,6 +20,8 @@ option                     what it changes; a mean or sum is over the segment's 
 ``level: geometric``       weight from exp(mean of old - sampled)
 ``mode: truncate``         bounded: clip(ratio, low, high)
 ``mode: mask``             bounded: 0 outside low and high; inside the ratio, and 1 with ``level: geometric``
+``top_entropy_share``      gain = 0 for tokens of the micro-batch whose entropy is below its (1 - share) quantile
+``entropy_coef``           total - entropy_coef * mean entropy of the tokens that have a gain
 =========================  ==================================================================================
 
 =============  ==========================  ================================================
@@ -34,7 +36,7 @@ All log-probabilities are of softmax(logits / temperature) over the ids that rol
 so micro-batches and ranks add up to what one big batch would give; a segment is never split. Sources: PPO (arXiv
 1707.06347), GRPO (2402.03300), Dr. GRPO (2503.20783), DAPO (2503.14476) for token normalisation, k3 (Schulman 2020),
 truncated importance sampling (Yao et al. 2025), GSPO (2507.18071), CISPO (2506.13585), masked importance sampling by
-TRL 1.10, geometric rejection by verl 0.6.1 (``rollout_rs: geometric``).
+TRL 1.10, geometric rejection by verl 0.6.1 (``rollout_rs: geometric``), tokens of high entropy (2506.01939).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -46,7 +48,7 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
-from rollmatch.learn.head import Logits, logprobs_of, to_device
+from rollmatch.learn.head import Logits, logprobs_of, row_scores, to_device, without_ids
 from rollmatch.records import PolicyTarget, Segment, TopLogprobs
 
 Normalize = Literal["token", "sequence", "constant"]
@@ -98,10 +100,19 @@ class PolicyRules:
     correction: Correction | None = Correction()
     """Weight for the difference to the engine; None: 1."""
     normalize: Normalize = "token"
+    entropy_coef: float = 0.0
+    """Weight of the mean entropy, which is taken off the loss."""
+    top_entropy_share: float = 1.0
+    """Share of a micro-batch's tokens, those of the highest entropy, that have a policy gradient."""
     max_new_tokens: int
     temperature: float
     excluded_ids: tuple[int, ...] = ()
     """Ids that rollouts may not contain; the policy's distribution is over all others."""
+
+    @property
+    def looks_at_entropy(self) -> bool:
+        """Whether whole distributions are wanted, and not the sampled tokens' probabilities alone."""
+        return self.entropy_coef != 0 or self.top_entropy_share < 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +255,18 @@ def policy_loss(
 
     Errors: ``policy-logits-misfit``.
     """
-    logprobs = policy_logprobs(logits, supervision=supervision, rules=rules, is_kept=is_kept)
-    return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals)
+    if not rules.looks_at_entropy:
+        logprobs = policy_logprobs(logits, supervision=supervision, rules=rules, is_kept=is_kept)
+        return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals)
+    ids = to_device(supervision.token_ids, dtype=torch.int64, device=logits.device)
+
+    def of_rows(rows: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+        scores = without_ids(rows / rules.temperature, rules.excluded_ids).log_softmax(-1)
+        known = scores.masked_fill(scores == -torch.inf, 0.0)  # 0 * log 0 is 0
+        return scores.gather(-1, some[:, None])[:, 0], -(scores.exp() * known).sum(-1)
+
+    logprobs, entropies = row_scores(supervised_rows(logits, supervision, is_kept=is_kept), of_rows, ids)
+    return score_tokens(logprobs, supervision=supervision, rules=rules, totals=totals, entropies=entropies)
 
 
 def score_tokens(  # noqa: PLR0913  # what teachers add is named
@@ -256,11 +277,13 @@ def score_tokens(  # noqa: PLR0913  # what teachers add is named
     totals: PolicyTotals,
     teaching: Callable[[Tensor], Tensor] | None = None,
     divergences: Tensor | None = None,
+    entropies: Tensor | None = None,
 ) -> PolicyTerms:
     """[K] log-probabilities of the supervision's tokens -> the share of the loss.
 
     ``teaching``: [K] log-probabilities that the ratio starts from -> [K] what is added to the advantages;
-    ``divergences``: [K] what is added to the losses.
+    ``divergences``: [K] what is added to the losses; ``entropies``: [K] of the policy's distributions, where rules want
+    them.
     """
     now = logprobs.detach()
     advantages = to_device(supervision.advantages, dtype=torch.float32, device=now.device)
@@ -270,7 +293,10 @@ def score_tokens(  # noqa: PLR0913  # what teachers add is named
     log_ratio, lens = logprobs - old, supervision.segment_lens
     ratio = torch.exp(log_ratio if rules.importance == "token" else over_segments(log_ratio, lens, torch.mean))
     gains, is_clipped = _gains(ratio, logprobs, advantages, rules)
-    losses = -gains
+    losses, has_gain = -gains, torch.ones_like(now)
+    if entropies is not None and len(now):
+        has_gain = (entropies >= torch.quantile(entropies.detach(), 1 - rules.top_entropy_share)).to(now.dtype)
+        losses = losses * has_gain
     difference = old - column_of(supervision.sampler_logprobs, otherwise=old)
     correction = torch.ones_like(old)
     if rules.correction is not None:
@@ -283,7 +309,10 @@ def score_tokens(  # noqa: PLR0913  # what teachers add is named
     if divergences is not None:
         losses = losses + divergences
     total = (losses * _coefficients(supervision, rules, losses)).sum() / _divisor(rules, totals)
-    columns = (kl, is_clipped, ratio, difference.abs(), correction, -now)
+    if entropies is not None and len(now):  # the mean of each micro-batch, by its share of the step's tokens
+        mean = (entropies * has_gain).sum() / has_gain.sum()
+        total = total - rules.entropy_coef * mean * len(now) / (totals.num_tokens or 1)
+    columns = (kl, is_clipped, ratio, difference.abs(), correction, -now if entropies is None else entropies)
     num_tokens = totals.num_tokens or 1
     sums = [column.detach().float().sum() for column in columns]
     loss, *figures = torch.stack([total.detach(), *sums]).tolist()  # at once: each look waits for the device
