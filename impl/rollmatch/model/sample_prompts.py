@@ -54,8 +54,24 @@ def _parts_of(text: str, images: Iterator[str]) -> Iterator[dict[str, object]]:
             yield {"type": "text", "text": part}
 
 
+def as_taken(message: dict[str, Any], *, takes_text: bool) -> dict[str, Any]:
+    """A message as the chat template takes it: text models know no parts, and some vision models no plain text.
+
+    >>> as_taken({"role": "user", "content": [{"type": "text", "text": "Hi"}]}, takes_text=True)
+    {'role': 'user', 'content': 'Hi'}
+    >>> as_taken({"role": "user", "content": "Hi"}, takes_text=False)
+    {'role': 'user', 'content': [{'type': 'text', 'text': 'Hi'}]}
+    """
+    content = message["content"]
+    if takes_text and isinstance(content, list) and all(part["type"] == "text" for part in content):
+        return message | {"content": "".join(part["text"] for part in content)}
+    if not takes_text and isinstance(content, str):
+        return message | {"content": [{"type": "text", "text": content}]}
+    return message
+
+
 def left_out_of(text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-    """What of the system text and the tools a rendered chat does not hold; empty where it holds all.
+    """What of the system's and the user's text and of the tools a rendered chat does not hold; empty if nothing.
 
     >>> left_out_of("<user>2+2?", [{"role": "system", "content": "Be brief."}], [])
     'the system text'
@@ -65,8 +81,8 @@ def left_out_of(text: str, messages: Sequence[Mapping[str, Any]], tools: Sequenc
     for message in messages:
         content = message["content"]
         parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-        if message["role"] == "system" and any(part.strip() not in text for part in parts):
-            return "the system text"
+        if message["role"] in ("system", "user") and any(part.strip() not in text for part in parts):
+            return f"the {message['role']} text"
     names = [str(tool.get("function", tool).get("name", "")) for tool in tools]
     return next((f"the tool {name}" for name in names if name not in text), "")
 

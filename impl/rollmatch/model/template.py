@@ -27,7 +27,7 @@ from rollmatch.model.images import (
     placeholder_ids,
 )
 from rollmatch.model.overlong import cut_left
-from rollmatch.model.sample_prompts import describe_mismatch, left_out_of, own_messages, processing
+from rollmatch.model.sample_prompts import as_taken, describe_mismatch, left_out_of, own_messages, processing
 from rollmatch.model.stops import WRITTEN
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
@@ -39,6 +39,7 @@ class PromptUncuttable(ConfigError):
     code = "prompt-too-long"
 
 
+_TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 _SHORTEST_MARKER = 5
 """Characters; <s> is also HTML."""
 NO_ID = -1
@@ -155,7 +156,7 @@ class Template:
         """What only a rendered chat holds: the special tokens of one, and what it writes behind the question."""
         try:
             whole = self._chat_text([{"role": "user", "content": WRITTEN}])
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
+        except _TEMPLATE_FAILURES:
             return ()
         ids = {i for i in self.vocabulary.encode(whole) if i in self.vocabulary.control_ids}
         special = [self.vocabulary.decode([token_id]).decode() for token_id in sorted(ids)]
@@ -163,10 +164,21 @@ class Template:
         return tuple(marker for marker in (*special, after) if len(marker) >= _SHORTEST_MARKER)
 
     def _chat_text(self, messages: list[dict[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        return self._apply([as_taken(message, takes_text=self._takes_text) for message in messages], tools)
+
+    def _apply(self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         text: str = self.tokenizer.apply_chat_template(
             messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **self.options.chat
         )
         return text
+
+    @cached_property
+    def _takes_text(self) -> bool:
+        """Whether the chat template writes messages that are texts; those of some vision models write parts only."""
+        try:
+            return WRITTEN in self._apply([{"role": "user", "content": WRITTEN}])
+        except _TEMPLATE_FAILURES:
+            return False
 
     def reply_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
         """What a chat holds between two turns of the assistant where the user says ``text``; ids of turns stay theirs.
@@ -177,7 +189,7 @@ class Template:
         chat = [{"role": role, "content": content} for role, content in roles]
         try:
             whole, prompt = self._chat_text(chat), self._chat_text(chat[:1])
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+        except _TEMPLATE_FAILURES as error:
             raise _turns_not_rendered(f"fails: {error}") from error
         before, mark, after = whole.partition(WRITTEN)
         if not mark or text.strip() not in after:
