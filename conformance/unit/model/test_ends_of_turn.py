@@ -4,6 +4,7 @@ import json
 import shutil
 from contextlib import contextmanager
 
+import openai
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -81,6 +82,17 @@ def speaking(server, dialect, template):
     backend.close()
 
 
+def check_openai(client, model):
+    """The official client, which names no stop tokens."""
+    for chain, (text, end) in zip(CHAINS, WANTED, strict=True):
+        asked = [{"role": "user", "content": chain[0]}]
+        reply = client.chat.completions.create(model=model, messages=asked, max_tokens=5, logprobs=True)
+        (choice,) = reply.choices
+        assert (choice.message.content, choice.finish_reason) == (text, "length" if end is None else "stop")
+        labelled = [each.logprob for each in choice.logprobs.content]
+        assert labelled == pytest.approx([0.0] * (len(text) + (end is not None)), abs=0.01)
+
+
 @pytest.mark.engine
 @pytest.mark.scenario(clauses=["rollout-backends/the-model-says-what-ends-a-response#4"])
 def test_servers_of_every_dialect_stop_at_every_end(talker, tmp_path):
@@ -89,6 +101,7 @@ def test_servers_of_every_dialect_stop_at_every_end(talker, tmp_path):
         for dialect in DIALECTS:
             with speaking(server, dialect, template) as backend:
                 check(backend, template)
+        check_openai(openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0), str(talker))
 
 
 @pytest.mark.scenario(clauses=["rollout-backends/the-model-says-what-ends-a-response#2,3"])

@@ -114,6 +114,7 @@ def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
     section, vllm = config.custom.extra.rollout_server, config.custom.extra.rollout_matching.vllm
     return ServerSettings(
         model=config.model.model,
+        stop_token=config.model.stop_token,
         dtype=effective.engine_dtype(config),
         max_model_len=max_model_len(config),
         host=section.host,

@@ -70,7 +70,8 @@ async def _end_when_dead(pool: EnginePool, shutdown: Shutdown) -> None:
 async def _start(settings: ServerSettings) -> ServerState:
     load_model_identity(settings.model, dtype=settings.dtype)  # fails before engines are started
     reader = ImageReader(settings.image_roots, settings.limits, domains=settings.allowed_media_domains)
-    prompts = PromptMaker(settings.model, vocabulary_size=vocabulary_size(settings.model), reader=reader)
+    size = vocabulary_size(settings.model)
+    prompts = PromptMaker(settings.model, vocabulary_size=size, reader=reader, stop_token=settings.stop_token)
     replicas = await start_replicas(settings)
     model = load_model_identity(settings.model, dtype=replicas[0].dtype)  # settings may say auto or half
     pool = EnginePool(replicas, weights_set=settings.load_format != "dummy")

@@ -15,6 +15,7 @@ from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
 from rollmatch.data.content import IMAGE_TAG
 from rollmatch.data.ids import unpack_ids
 from rollmatch.model.images import ImageProcessing
+from rollmatch.model.stops import find_stops
 from rollmatch.server.failures import Refusal
 from rollmatch.server.images import ImageReader, PixelBudget
 from rollmatch.server.payloads import Sampling
@@ -59,12 +60,16 @@ class EnginePrompt:
     images: list[Image.Image]
     expanded_len: int
     """Tokens once placeholders are expanded."""
+    stop_ids: frozenset[int] = frozenset()
+    """What ends a response, whatever the caller names."""
 
 
 class PromptMaker:
-    """Chat template, tokenizer and image sizes of one model directory."""
+    """Chat template, tokenizer and image sizes of one model directory. Errors: ``stop-token-missing``."""
 
-    def __init__(self, directory: str, *, vocabulary_size: int, reader: ImageReader) -> None:
+    def __init__(
+        self, directory: str, *, vocabulary_size: int, reader: ImageReader, stop_token: str | None = None
+    ) -> None:
         self.reader = reader
         self.vocabulary_size = vocabulary_size
         processor = _load_processor(directory)
@@ -72,6 +77,7 @@ class PromptMaker:
         video_id = getattr(processor, "video_token_id", None)
         self._unservable: frozenset[int] = frozenset() if video_id is None else frozenset({video_id})
         self.tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(directory)
+        self.stop_ids = find_stops(self.tokenizer, directory, stop_token=stop_token).ids
 
     @cached_property
     def special_ids(self) -> Mapping[str, int]:
@@ -116,7 +122,9 @@ class PromptMaker:
     def measure(self, token_ids: list[int], images: list[Image.Image], *, item: int, key: str) -> EnginePrompt:
         """The engine's prompt, and how long it gets. Errors: ``Refusal``."""
         growth = self._growth(images, item=item, key=f"{key}.images") if images else 0
-        return EnginePrompt(token_ids=token_ids, images=images, expanded_len=len(token_ids) + growth)
+        return EnginePrompt(
+            token_ids=token_ids, images=images, expanded_len=len(token_ids) + growth, stop_ids=self.stop_ids
+        )
 
     def _unexpanded(self, token_ids: list[int], *, num_images: int) -> list[int]:
         """One placeholder in place of each run of them, where there are as many runs as images."""

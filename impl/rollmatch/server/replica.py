@@ -163,6 +163,7 @@ class VllmReplica:
     ) -> AsyncGenerator[EnginePart]:
         """One call of vLLM; ``first``: index of its first response."""
         given: dict[str, object] = {"prompt_token_ids": prompt.token_ids}
+        params.update_from_generation_config({"eos_token_id": list(prompt.stop_ids)})  # ignore_eos keeps its meaning
         if prompt.images:
             given["multi_modal_data"] = {"image": prompt.images}
         from vllm import exceptions

@@ -19,6 +19,8 @@ class ServerSettings:
     model: str
     """Model directory."""
     dtype: str
+    stop_token: str | None = None
+    """Ends a turn of the model; None: the model says."""
     max_model_len: int
     port: int
     host: str = "127.0.0.1"
