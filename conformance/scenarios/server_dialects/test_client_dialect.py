@@ -185,21 +185,28 @@ def test_a_trl_answer_that_is_not_whole_is_refused(answer, code):
         server_of("trl").infer(prompts(1), RULES)
 
 
-@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#5"])
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#5,6"])
 @responses.activate
 def test_a_stock_server_gets_one_call_per_prompt():
+    """Its ids; a chat where it has images, which ids cannot carry."""
+
     def answer(request):
         body = json.loads(request.body)
         assert UNSHAPED.items() <= body.items()
-        n = 7 if isinstance(body["messages"][-1]["content"], list) else int(body["messages"][0]["content"])
-        choice = {"token_ids": [n, 9], "finish_reason": "stop"}
-        return 200, {}, json.dumps({"prompt_token_ids": [1, n], "choices": [choice]})
+        ids = body.get("prompt", [1, 7])
+        choice = {"token_ids": [ids[-1], 9], "finish_reason": "stop"}
+        beside, inside = ({"prompt_token_ids": ids}, {}) if "messages" in body else ({}, {"prompt_token_ids": ids})
+        return 200, {}, json.dumps(beside | {"choices": [choice | inside]})
 
-    responses.add_callback(responses.POST, f"{URL}/v1/chat/completions/", callback=answer)
+    for route in ("chat/completions", "completions"):
+        responses.add_callback(responses.POST, f"{URL}/v1/{route}/", callback=answer)
     replies = server_of("vllm").infer([*prompts(3), PICTURED], RULES)
-    assert [reply.prompt_token_ids for reply in replies] == [(1, 0), (1, 1), (1, 2), (1, 7)]
+    assert [reply.prompt_token_ids for reply in replies] == [
+        *(prompt.prompt_token_ids for prompt in prompts(3)),
+        (1, 7),
+    ]
     sent = [json.loads(call.request.body) for call in responses.calls]
     assert sorted(body["seed"] for body in sent) == [5, 5, 6, 7]
-    (pictured,) = [body for body in sent if isinstance(body["messages"][-1]["content"], list)]
+    (pictured,) = [body for body in sent if "messages" in body]
     assert pictured["messages"][1]["content"][0]["image_url"] == {"url": "data:image/png;base64,cG5n"}
     assert pictured["return_token_ids"] is True

@@ -11,13 +11,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conformance.doubles.digits import BRIEF, CONFIG, MODEL, ROOT, load_model, template_of, tokens_of
+from conformance.doubles.digits import (
+    BRIEF,
+    CONFIG,
+    MODEL,
+    ROOT,
+    load_model,
+    requests_for,
+    template_of,
+    tokens_of,
+    unseen,
+)
 from conformance.doubles.instance import ENVIRONMENT, free_port
 from conformance.doubles.learner_side import connected, rendezvous
 from conformance.doubles.logprobs import TOLERANCE, farthest_apart
 from conformance.doubles.one_step import take_steps
 from conformance.doubles.processes import Running, start
-from rollmatch.dialects.logprobs import check_logprobs
+from rollmatch.dialects.logprobs import QUESTION, check_logprobs
 from rollmatch.dialects.vllm import transports
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
@@ -104,9 +114,25 @@ def test_greedy_rollouts_follow_every_sync(backend, policies, scene_requests):
         assert backend.is_current()
 
 
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#6"])
+def test_what_its_chat_template_would_write_otherwise_goes_as_ids(backend, policies, scene_requests):
+    """A prompt that is rendered already, and a response to continue."""
+    backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
+    (plain,) = requests_for(unseen([scene_requests[0].sample]))
+    rendered = template_of().vocabulary.decode(plain.prompt_token_ids).decode()
+    again = replace(plain.sample, messages=(("user", rendered),), has_text_prompt=True)
+    with pytest.warns(UserWarning, match="markers"):
+        (taken,) = requests_for([again])
+    whole, same = backend.generate([plain, replace(taken, request_id="0.0.1")], BRIEF)
+    assert whole.prompt_token_ids == same.prompt_token_ids == plain.prompt_token_ids
+    assert whole.response_token_ids == same.response_token_ids
+    (rest,) = backend.generate([replace(plain, prefix_token_ids=whole.response_token_ids[:3])], BRIEF)
+    assert rest.response_token_ids[:9] == whole.response_token_ids[3:12]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, backend, policies, scene_requests):
-    check_logprobs(backend.servers[0], prompt_token_ids=())
+    check_logprobs(backend.servers[0], prompt_token_ids=template_of().vocabulary.encode(QUESTION))
     backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
     decoding = Decoding(max_new_tokens=48, temperature=temperature, logprobs=True)
     rollouts = backend.generate(scene_requests, decoding)

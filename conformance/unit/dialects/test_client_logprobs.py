@@ -47,15 +47,20 @@ def trl(values):
 
 def stock(values):
     """The first of two choices counts."""
-    choice = {"token_ids": IDS, "finish_reason": "stop", "logprobs": None if values is None else content(values)}
-    return {"json": {"prompt_token_ids": [1], "choices": [choice, choice | {"token_ids": [*IDS, 1], "logprobs": None}]}}
+    choice = {"token_ids": IDS, "finish_reason": "stop", "prompt_token_ids": [1], "logprobs": labels(values)}
+    return {"json": {"choices": [choice, choice | {"token_ids": [*IDS, 1], "logprobs": None}]}}
+
+
+def labels(values):
+    """Log-probabilities as completions of ids have them."""
+    return None if values is None else {"token_logprobs": values}
 
 
 ANSWERS = {
     "native": ("/native/infer/", native),
     "swift": ("/infer/", swift),
     "trl": ("/generate/", trl),
-    "vllm": ("/v1/chat/completions/", stock),
+    "vllm": ("/v1/completions/", stock),
 }
 
 
@@ -81,7 +86,9 @@ def test_they_are_requested_only_where_configured_and_come_back_one_per_token(di
     route, answer = ANSWERS[dialect]
     call = responses.post(f"{URL}{route}", **answer(LOGPROBS if rules.logprobs else None))
     (reply,) = server_of(dialect).infer(prompts(1), rules)
-    asked, expected = (0 if dialect == "trl" else True, pytest.approx(LOGPROBS)) if rules.logprobs else (None, None)
+    asked, expected = (
+        (0 if dialect in ("trl", "vllm") else True, pytest.approx(LOGPROBS)) if rules.logprobs else (None, None)
+    )
     assert (logprobs_in(sent_by(call)), reply.logprobs) == (asked, expected)
 
 
@@ -102,23 +109,23 @@ def test_older_trl_servers_tell_a_number_per_token():
 
 
 def one_token(token_id, value):
-    reported = None if value is None else content([value])
-    choice = {"token_ids": [token_id], "finish_reason": "length", "logprobs": reported}
-    return {"prompt_token_ids": [1], "choices": [choice]}
+    reported = None if value is None else labels([value])
+    choice = {"token_ids": [token_id], "finish_reason": "length", "prompt_token_ids": [1], "logprobs": reported}
+    return {"choices": [choice]}
 
 
 def tried(*values):
     """What a stock server was asked by a check that it answers with these, token by token."""
     with responses.RequestsMock() as mock:
         for place, value in enumerate(values):
-            mock.post(f"{URL}/v1/chat/completions/", json=one_token(4 + place, value))
+            mock.post(f"{URL}/v1/completions/", json=one_token(4 + place, value))
         check_logprobs(server_of("vllm"), prompt_token_ids=(1,))
         return [json.loads(call.request.body) for call in mock.calls]
 
 
 def test_a_server_that_shapes_before_it_reports_is_certain_of_the_only_token_left():
     first, second = tried(0.0, -1e-6)
-    assert (first["top_k"], first["max_tokens"], first["logprobs"]) == (1, 1, True)
+    assert (first["top_k"], first["max_tokens"], first["logprobs"]) == (1, 1, 0)
     assert (first["temperature"], first["top_p"], first["repetition_penalty"]) == (1.0, 1.0, 1.0)
     assert (first["logit_bias"], second["logit_bias"]) == ({}, {"4": -100.0})
 
@@ -142,7 +149,7 @@ def num_tried(*, rank=0, **decoding):
     backend.ranks = Ranks(rank=rank, learner_world_size=2)
     with responses.RequestsMock(assert_all_requests_are_fired=False) as mock:
         for place in range(2):
-            mock.post(f"{URL}/v1/chat/completions/", json=one_token(4 + place, 0.0))
+            mock.post(f"{URL}/v1/completions/", json=one_token(4 + place, 0.0))
         try_out(backend, Decoding(max_new_tokens=8, **decoding))
         return len(mock.calls)
 

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from conformance.doubles.digits import GREEDY
+from conformance.doubles.digits import GREEDY, template_of
 from conformance.doubles.refusals import refused
 from rollmatch.dialects.native.client import encode
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
 from rollmatch.dialects.trl.client import TrlDialect, equally_often
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.server_calls import check_prefixes
+from rollmatch.rollout.server_calls import check_spoken
 
 RULES = SamplingRules(
     max_tokens=8,
@@ -92,15 +92,26 @@ def test_trl_gets_copies_of_a_prompt_as_so_many_completions():
     assert isinstance(replies[0], Reply)
 
 
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#7"])
 @pytest.mark.parametrize("dialect", ["swift", "vllm"])
 def test_a_server_that_takes_chats_cannot_go_on(dialect, requests_16):
+    """With images; stock vLLM takes ids for all other prompts."""
     server = SimpleNamespace(dialect=SimpleNamespace(name=dialect), base_url="http://h:1")
-    with refused("prefix-not-spoken", "http://h:1"):
-        check_prefixes(server, [cut_at(requests_16[0], (5, 6), 1)])
-    with_tools = replace(requests_16[0], sample=replace(requests_16[0].sample, tools=({"name": "search"},)))
-    with refused("tools-not-spoken", "http://h:1"):
-        check_prefixes(server, [with_tools])
-    check_prefixes(server, requests_16[:1])
+    pictured, template = requests_16[0], template_of()
+    with_tools = replace(pictured, sample=replace(pictured.sample, tools=({"name": "search"},)))
+    rendered = template.vocabulary.decode(pictured.prompt_token_ids).decode()
+    again = replace(pictured.sample, messages=(("user", rendered),), has_text_prompt=True)
+    continued, rendered = cut_at(pictured, (5, 6), 1), replace(pictured, sample=again)
+    unlike = {"prefix-not-spoken": continued, "tools-not-spoken": with_tools, "prompt-not-spoken": rendered}
+    for code, request in unlike.items():
+        with refused(code, "http://h:1"):
+            check_spoken(server, [request], template)
+        plain = replace(request, sample=replace(request.sample, images=()))
+        if dialect == "vllm":
+            check_spoken(server, [plain], template)
+        else:
+            with refused(code, "http://h:1"):
+                check_spoken(server, [plain], template)
+    check_spoken(server, requests_16[:1], template)
     server.dialect.name = "trl"
-    check_prefixes(server, [with_tools])
-    check_prefixes(server, [cut_at(requests_16[0], (5, 6), 1)])
+    check_spoken(server, list(unlike.values()), template)

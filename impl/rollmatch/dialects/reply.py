@@ -66,6 +66,21 @@ def chat_reply_of(body: object, *, version: int | None, place: int, base_url: st
     )
 
 
+def completion_reply_of(body: object, *, place: int, base_url: str) -> Reply:
+    """A completion of token ids, as vLLM gives it. Errors: ``ReplyMalformed``."""
+    choice = field_of(body, "choices", 0)
+    prompt = ids_of(field_of(choice, "prompt_token_ids"), name="prompt_token_ids", place=place, base_url=base_url)
+    response = ids_of(field_of(choice, "token_ids"), name="token_ids", place=place, base_url=base_url)
+    values = field_of(choice, "logprobs", "token_logprobs")
+    return Reply(
+        prompt_token_ids=filled(prompt, name="prompt_token_ids", place=place, base_url=base_url),
+        response_token_ids=response,
+        logprobs=None if values is None else logprobs_of(values, response, place=place, base_url=base_url),
+        finish_reason=reason_of(field_of(choice, "finish_reason"), place=place, base_url=base_url),
+        policy_version=None,
+    )
+
+
 def filled(ids: tuple[int, ...], *, name: str, place: int, base_url: str) -> tuple[int, ...]:
     """Ids that are not empty: a prompt never is. Errors: ``ReplyMalformed``."""
     if not ids:

@@ -124,9 +124,16 @@ class Template:
             raise PromptUncuttable(problem, key=sample.origin, remedy="Set overlong to skip, or shorten the prompt.")
         return cut
 
+    def is_plain_chat(self, sample: Sample) -> bool:
+        """Whether a server's chat template writes this prompt: it is neither rendered already, nor cut."""
+        return not (self._is_rendered(sample) or self.is_cut(sample))
+
+    def _is_rendered(self, sample: Sample) -> bool:
+        return sample.has_text_prompt and any(marker in sample.messages[-1][1] for marker in self._markers)
+
     def _render(self, sample: Sample) -> str:
         """The prompt's text. Errors: ``prompt-not-rendered``."""
-        if sample.has_text_prompt and any(marker in sample.messages[-1][1] for marker in self._markers):
+        if self._is_rendered(sample):
             if not self._has_warned:
                 warnings.warn(
                     f"{sample.origin}: the prompt holds markers of the chat template, and is taken as it is, without "

@@ -20,23 +20,29 @@ from rollmatch.rollout.work_items import Chunk
 
 LOG = logging.getLogger("rollmatch.rollout")
 CHAT_DIALECTS = ("swift", "vllm")
+"""vllm takes ids, too, for prompts without images."""
 OUT_OF_REACH = (TransportFailed, ServerUnreachable, ServerDied)
 """Failures of a call whose server may have been started again since."""
 
 
-def check_prefixes(server: RolloutServer, requests: Sequence[RolloutRequest]) -> None:
-    """What a server that applies the chat template itself cannot be sent: a response to continue, and tools.
+def check_spoken(server: RolloutServer, requests: Sequence[RolloutRequest], template: Template) -> None:
+    """What a server that applies the chat template itself cannot be sent: what its template would write otherwise.
 
-    Errors: ``prefix-not-spoken``; ``RolloutError`` with ``tools-not-spoken``.
+    Errors: ``prefix-not-spoken``, ``tools-not-spoken``, ``prompt-not-spoken``.
     """
     if server.dialect.name not in CHAT_DIALECTS:
         return
+    requests = [request for request in requests if server.dialect.name == "swift" or request.sample.images]
     problem = f"{server.base_url} speaks {server.dialect.name}, which accepts chats and not ids"
     remedy = "Serve with rollmatch serve, or trl vllm-serve."
     if any(request.prefix_token_ids for request in requests):
         raise RolloutError(problem, code="prefix-not-spoken", key=server.base_url, remedy=remedy)
     if any(request.sample.tools for request in requests):
         raise RolloutError(problem, code="tools-not-spoken", key=server.base_url, remedy=remedy)
+    for request in requests:
+        if not template.is_plain_chat(request.sample):
+            why = f"{problem}: its chat template would write another prompt for {request.sample.origin}"
+            raise RolloutError(why, code="prompt-not-spoken", key=server.base_url, remedy=remedy)
 
 
 class _Pauses:
@@ -74,7 +80,7 @@ class ServerCalls:
         Errors also: ``ServerRestarted``, ``ServerLost``, ``reply-out-of-range``, ``policy-version-mismatch``.
         """
         server = self.members.servers[chunk.server_index]
-        check_prefixes(server, requests)
+        check_spoken(server, requests, self.template)
         prompts = self._make_prompts(requests)
         pauses = _Pauses(lambda: self.members.is_well(chunk.server_index))
 

@@ -1,4 +1,7 @@
-"""The dialect of a stock ``vllm serve``: one chat completion per prompt, many at a time."""
+"""The dialect of a stock ``vllm serve``: one completion per prompt, many at a time.
+
+A prompt goes as its ids; one with images as a chat, because ids cannot carry images there.
+"""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -8,10 +11,10 @@ from rollmatch.dialects.dialect import Post
 from rollmatch.dialects.http import JSON
 from rollmatch.dialects.native.client import BANNED
 from rollmatch.dialects.prompt import UNSHAPED, Prompt, Reply, SamplingRules
-from rollmatch.dialects.reply import chat_reply_of
+from rollmatch.dialects.reply import chat_reply_of, completion_reply_of
 from rollmatch.dialects.swift.client import text_of
 
-ROUTE = "/v1/chat/completions"
+ROUTE, ROUTE_OF_IDS = "/v1/chat/completions", "/v1/completions"
 MAX_CALLS = 64
 """At the same time; the server batches them."""
 
@@ -29,21 +32,34 @@ class VllmDialect:
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """A call each. Errors: ``ReplyMalformed``."""
 
-        def request(prompt: Prompt) -> object:
-            return post(ROUTE, encode(prompt, sampling), JSON).body
+        def request(place: int) -> Reply:
+            prompt = prompts[place]
+            if not prompt.images:
+                body = post(ROUTE_OF_IDS, encode_ids(prompt, sampling), JSON).body
+                return completion_reply_of(body, place=place, base_url=self.base_url)
+            body = post(ROUTE, encode(prompt, sampling), JSON).body
+            return chat_reply_of(body, version=None, place=place, base_url=self.base_url)
 
         with ThreadPoolExecutor(min(MAX_CALLS, len(prompts))) as pool:
-            return [
-                chat_reply_of(body, version=None, place=place, base_url=self.base_url)
-                for place, body in enumerate(pool.map(request, prompts))
-            ]
+            return list(pool.map(request, range(len(prompts))))
 
 
 def encode(prompt: Prompt, sampling: SamplingRules) -> dict[str, object]:
-    """The body of a call."""
+    """The body of a call with a chat."""
     images = iter(prompt.images)
+    messages = [_with_pictures(message, images) for message in prompt.messages]
+    labels = {"logprobs": True, "top_logprobs": 0} if sampling.logprobs else {}
+    return {"messages": messages, **_sampled(prompt, sampling), **labels}
+
+
+def encode_ids(prompt: Prompt, sampling: SamplingRules) -> dict[str, object]:
+    """The body of a call with ids, which has no images."""
+    labels = {"logprobs": 0} if sampling.logprobs else {}
+    return {"prompt": list(prompt.prompt_token_ids), **_sampled(prompt, sampling), **labels}
+
+
+def _sampled(prompt: Prompt, sampling: SamplingRules) -> dict[str, object]:
     return {
-        "messages": [_with_pictures(message, images) for message in prompt.messages],
         **sampling.values(),
         **UNSHAPED,
         "seed": prompt.seed,
@@ -51,7 +67,6 @@ def encode(prompt: Prompt, sampling: SamplingRules) -> dict[str, object]:
         "logit_bias": {str(token_id): BANNED for token_id in sampling.banned_token_ids},
         "return_token_ids": True,
         "skip_special_tokens": False,
-        **({"logprobs": True, "top_logprobs": 0} if sampling.logprobs else {}),
     }
 
 
