@@ -4,6 +4,7 @@ Nothing is downloaded. float32; head_dim 32, the smallest that vLLM's CPU attent
 """
 
 import importlib
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
+    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -51,19 +53,35 @@ def make_tokenizer(*, words: tuple[str, ...], named: dict[str, str], image: str)
     return wrapped
 
 
-def make_checkpoint(name: str, directory: Path, *, words: tuple[str, ...] = ()) -> PreTrainedModel:
-    """Write a checkpoint of the named architecture, and return its model; ``words`` are further added tokens."""
+def make_checkpoint(
+    name: str,
+    directory: Path,
+    *,
+    words: tuple[str, ...] = (),
+    real: Path | None = None,
+    **further: Any,
+) -> PreTrainedModel:
+    """Write a checkpoint of the named architecture, and return its model; ``words`` are further added tokens.
+
+    ``real``: a directory whose tokenizer, chat template and generation config it takes, in place of made ones.
+    ``further``: settings of its language model.
+    """
     known, library = ARCHITECTURES[name], importlib.import_module("transformers")
-    tokenizer = make_tokenizer(words=(*known.words, *words), named=known.named, image=known.image)
-    added = tokenizer.get_added_vocab()
-    ends = {"eos_token_id": added["<|im_end|>"], "pad_token_id": added["<|endoftext|>"]}
+    if real is None:
+        tokenizer = make_tokenizer(words=(*known.words, *words), named=known.named, image=known.image)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(real)
+    added = tokenizer.get_added_vocab() if known.words or real is None else {}
+    pad_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": pad_id}
     settings = {
         key: added.get(value, value) if isinstance(value, str) else value for key, value in known.settings.items()
     }
+    more = ends | {"bos_token_id": None} | further
     if "text_config" in settings:
-        settings["text_config"] = settings["text_config"] | ends | {"bos_token_id": None}
+        settings["text_config"] = settings["text_config"] | more
     else:
-        settings |= ends | {"bos_token_id": None}
+        settings |= more
     set_seed(0)
     model: PreTrainedModel = getattr(library, known.model)(getattr(library, known.config)(**settings)).float().eval()
     _fill_zeros(model)
@@ -71,11 +89,16 @@ def make_checkpoint(name: str, directory: Path, *, words: tuple[str, ...] = ()) 
     model.save_pretrained(directory)
     written = {_published(key, known.published): weight for key, weight in merged_weights(model)}
     save_file(written, directory / "model.safetensors", metadata={"format": "pt"})
-    tokenizer.save_pretrained(directory)
+    if real is None:
+        tokenizer.save_pretrained(directory)
     if known.processor:
         parts: dict[str, Any] = {key: getattr(library, kind)(**fields) for key, (kind, fields) in known.parts.items()}
         options = known.options | {"chat_template": tokenizer.chat_template}
         getattr(library, known.processor)(tokenizer=tokenizer, **parts, **options).save_pretrained(directory)
+    if real is not None:
+        shutil.copytree(
+            real, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("config.json", "source.json")
+        )
     return model
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForImageTextToText
 from conformance.doubles.checkpoints import check_vllm_writes_as_transformers_does
 from conformance.doubles.refusals import refused
 from conformance.doubles.started import finish, train_command
+from conformance.tools.real_models import make_real_model
 from rollmatch.cli.main import main, make_parser
 from rollmatch.model.coordinates import mean_cosine, ordered_rows
 from rollmatch.model.vocabulary import Vocabulary
@@ -82,6 +84,17 @@ def test_bins_between_the_pixels_of_the_digits_model_lie_between_their_embedding
     changed = [place for place, row in enumerate(ids) if not torch.equal(before[row], after[row])]
     assert set(range(1000)) - set(changed) == {round(pixel * 999 / 127) for pixel in range(128)}
     assert torch.allclose(after[ids[4]], (before[ids[0]] * 4 + before[ids[8]] * 4) / 8, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])
+def test_real_vocabularies_get_coordinates_in_seconds(name, tmp_path):
+    """gpt-oss has no other attention than eager."""
+    stock = make_real_model(name, tmp_path / "stock")
+    begin = time.process_time()
+    assert main(["model", "add-coords", str(stock), str(tmp_path / "coords")]) == 0
+    assert time.process_time() - begin < 20
+    vocabulary = Vocabulary.load(tmp_path / "coords")
+    assert vocabulary.encode("<|coord_0|> <|coord_999|>")[::2] == (vocabulary.coord_ids[0], vocabulary.coord_ids[999])
 
 
 def test_neighbours_are_near():

@@ -6,30 +6,14 @@ from functools import cache
 import pytest
 
 from conformance.doubles.refusals import refused
+from conformance.doubles.tokenizer_checks import OBJECTS, TEXTS, check_joint, check_text
 from conformance.tools.tokenizers import REAL, fetch_tokenizer
 from rollmatch.model.vocabulary import Vocabulary, load_tokenizer
 from rollmatch.objectives.rollout_matching.answer_format import ANSWER_FORMATS
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.target import append_missed, serialize_objects
-from rollmatch.records import Geometry, GroundTruth
 
 NAMES = [name for name in REAL if name != "tekken"]
-TEXTS = (
-    "ok 4",
-    " two  spaces, a\ttab\nand lines\n\n",
-    "caf\u00e9 \u20ac \U0001f600 \u5b57",
-    "<think>\n\n</think>\n\nok 4",
-    '{"objects": [{"desc": "black cat", "bbox_2d": [12, 40, 310, 505]}]}',
-    '```json\n[\n\t{"bbox_2d": [1, 22, 310, 1000], "label": "cat"}\n]\n```',
-    "<table>\n\n\n<strong>a</strong>     b</table> can't, we'll .",
-)
-
-
-def box(*bins, desc="cat"):
-    return GroundTruth(desc=desc, geometry=Geometry.BBOX, bins=bins)
-
-
-OBJECTS = (box(12, 40, 310, 505), box(1, 2, 30, 999, desc="a dog"), box(100, 200, 300, 400, desc="\u00e9 7"))
 
 
 @cache
@@ -74,14 +58,8 @@ def test_the_ends_of_a_real_model_are_those_of_its_chat_and_of_its_generation_co
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_text_is_what_transformers_writes(name):
-    """TRL decodes completions by the same call; special tokens are left out, ordinary added tokens stay."""
-    ours, theirs = vocabulary(name), tokenizer(name)
-    for text in TEXTS:
-        ids = [*theirs.encode(text, add_special_tokens=False), *sorted(ours.stop_ids)]
-        assert list(ours.encode(text)) == ids[: -len(ours.stop_ids)]
-        assert ours.text(ids) == theirs.decode(ids, skip_special_tokens=True)
-        assert not any(map(ours.is_control, ids[: -len(ours.stop_ids)]))
-    assert ours.is_control(len(theirs) + 9), "no such token"
+    """TRL decodes completions by the same call."""
+    check_text(vocabulary(name), tokenizer(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,18 +87,7 @@ def test_qwen3_closes_an_answer_by_other_tokens_than_it_continues_it():
 @pytest.mark.parametrize("form", ["integers", "qwen3_vl"])
 @pytest.mark.parametrize("name", NAMES)
 def test_prefix_and_tail_are_one_text_in_the_tokenizers_own_ids(name, form):
-    """An answer of any length, cut anywhere; no token with a number or a word of the answer is written again."""
-    ours, written = vocabulary(name), ANSWER_FORMATS[form]
-    for num_found, num_missed in ((0, 1), (1, 0), (1, 1), (2, 1), (3, 2)):
-        answer = ours.encode_bytes(serialize_objects(OBJECTS[:num_found], written).encode())
-        for cut in range(len(answer) + 1):
-            parsed = parse_rollout(answer[:cut], ours, written)
-            tail = append_missed(parsed, OBJECTS[:num_missed], ours, written)
-            kept, again = parsed.prefix_token_ids[: tail.num_kept], parsed.prefix_token_ids[tail.num_kept :]
-            ids = (*kept, *tail.token_ids[:-1])
-            assert ours.decode(ids).decode() == parsed.prefix_text + tail.text
-            assert ids == ours.encode_bytes(ours.decode(ids))
-            assert not any(character.isalnum() for character in ours.decode(again).decode())
+    check_joint(vocabulary(name), form)
 
 
 @pytest.mark.scenario(

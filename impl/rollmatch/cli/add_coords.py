@@ -56,7 +56,8 @@ def _write(base: Path, out: Path) -> list[str]:
     ids = add_tokens(tokenizer)  # refuses before the weights are read
     vocabulary = Vocabulary.of(tokenizer, base, coordinates=False)
     digits = [vocabulary.encode_bytes(b"%d" % digit)[0] for digit in range(10)]
-    model = unwrap(load_policy(ModelConfig(model=str(base)), TunerConfig()))
+    # Nothing is computed, and eager is the attention that every architecture has.
+    model = unwrap(load_policy(ModelConfig(model=str(base)), TunerConfig(), attn_implementation="eager"))
     added = add_rows(model, ids, digits)
     copy_described(base, out)
     (out / "added_tokens.json").unlink(missing_ok=True)  # tokenizer.json has them all
