@@ -120,7 +120,10 @@ def test_calls_of_tools_reach_the_chat_template(tmp_path):
     [
         ("qwen3", {}, None),
         ("qwen3", {"enable_thinking": False}, "before a turn that is over"),
-        ("llama3", {}, None),
+        *(
+            (name, {}, None)
+            for name in ("llama3", "llama3_1", "gemma3", "deepseek_v3", "mistral_nemo", "smollm2", "qwen3_vl")
+        ),
         ("gptoss", {}, "<|channel|>final<|message|>' before a turn that is over"),
         ("llama2", {}, "before a turn that is over"),
         ("mistral_v3", {}, "before a turn that is over"),
