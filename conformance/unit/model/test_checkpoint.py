@@ -18,6 +18,9 @@ from rollmatch.model.policy import load_policy
 TRANSPOSED = {"qwen3_vl_moe"}
 """transformers writes experts of these in another layout than published files have, which vLLM cannot read."""
 
+ADAPTED_TOGETHER = {"deepseek_v3"}
+"""peft adapts all experts of a layer by one adapter, and files hold them one by one."""
+
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def checkpoint(request, tmp_path_factory):
@@ -36,7 +39,8 @@ def assert_equal(ours, theirs):
 
 
 def load(directory, **tuner):
-    return load_policy(ModelConfig(model=str(directory), torch_dtype="float32"), TunerConfig(**tuner))
+    config = ModelConfig(model=str(directory), torch_dtype="float32")
+    return load_policy(config, TunerConfig(**tuner), attn_implementation="eager")  # gpt-oss has no other
 
 
 def test_weights_are_those_of_the_files_that_were_loaded_and_tied_ones_are_sent_once(checkpoint):
@@ -62,13 +66,14 @@ def test_weights_are_those_that_transformers_writes(checkpoint, tmp_path):
 
 
 def test_adapters_are_merged_under_the_same_names(checkpoint):
-    _, directory, _ = checkpoint
+    name, directory, _ = checkpoint
     plain = load(directory)
     adapted = perturb_adapters(load(directory, train_type="lora"))
     ours, before = dict(merged_weights(adapted)), dict(merged_weights(plain))
-    assert {name: w.shape for name, w in ours.items()} == {name: w.shape for name, w in before.items()}
-    changed = [name for name, weight in ours.items() if not torch.equal(weight, before[name])]
-    assert len(changed) == sum("lora_A" in name for name, _ in adapted.named_parameters())
+    assert {key: w.shape for key, w in ours.items()} == {key: w.shape for key, w in before.items()}
+    changed = [key for key, weight in ours.items() if not torch.equal(weight, before[key])]
+    num_adapted = sum("lora_A" in key for key, _ in adapted.named_parameters())
+    assert len(changed) > num_adapted if name in ADAPTED_TOGETHER else len(changed) == num_adapted
 
 
 def fused_llama(directory):
