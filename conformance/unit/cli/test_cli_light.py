@@ -30,8 +30,9 @@ def test_check_prints_the_resolved_tree_and_what_the_data_holds(place, capsys):
     tree, _, summary = printed.out.partition("\n\n")
     (place / "resolved.yaml").write_text(tree)
     assert load_config(place / "resolved.yaml") == load_config("run.yaml", ["training.seed=7", "training.bf16=true"])
-    assert parse_mapping(tree, origin="out")["training"]["seed"] == 7
-    *lines, prompts, _, parallel = summary.splitlines()
+    assert parse_mapping(tree, origin="out")["training"] == {"output_dir": "out", "seed": 7, "bf16": True}
+    *lines, prompts, _, parallel, verdict = summary.splitlines()
+    assert verdict == "ok: nothing is wrong"
     fit = r"train prompts: at most \d+ tokens \(train.jsonl:1\), 512 fit; 0 skipped, 0 truncated"
     assert re.fullmatch(fit, prompts)
     assert [*lines, parallel] == [
@@ -41,6 +42,13 @@ def test_check_prints_the_resolved_tree_and_what_the_data_holds(place, capsys):
         "tensor_parallel_size: 4 with 4 learner ranks, else 1",
     ]
     assert not (place / "out").exists()
+
+
+def test_check_prints_every_key_on_request(place, capsys):
+    assert main(["check", "run.yaml", "--all"]) == 0
+    tree = parse_mapping(capsys.readouterr().out.partition("\n\n")[0], origin="out")
+    assert tree["training"]["seed"] == load_config("run.yaml").training.seed
+    assert tree["tuner"]["lora_rank"] == 8
 
 
 def test_check_numbers_all_problems_of_the_configuration_on_stderr(place, capsys):

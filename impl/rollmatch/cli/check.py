@@ -8,6 +8,7 @@ from rollmatch.cli.configured import add_config
 from rollmatch.cli.numbers import positive
 from rollmatch.config import RunConfig, load_config, resolved_yaml
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
+from rollmatch.config.schema import set_yaml
 from rollmatch.data import LazySamples
 from rollmatch.data.splits import origin_of
 from rollmatch.launch.processes import parse_gpus
@@ -21,6 +22,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     text = "check configuration, files, samples and rewards; starts nothing"
     check = add_config(commands.add_parser("check", help=text), _check)
     check.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs of the learner, to check its ranks, too")
+    check.add_argument("--all", action="store_true", help="print every key, not only what differs from its default")
     check.add_argument("--nnodes", type=positive, metavar="N", help="machines of the learner, each with --gpus")
 
 
@@ -35,7 +37,7 @@ def _check(options: argparse.Namespace) -> None:
     check_strategy(config, learner_world_size=num_ranks)
     check_servers_reachable(config, num_nodes=options.nnodes)
     prompts = _prompts(config, train, val)
-    print(resolved_yaml(config))
+    print(resolved_yaml(config) if options.all else set_yaml(config))
     print(f"train: {_count(train)}  ({origin_of(config.custom, 'train')})")
     is_evaluated = config.custom.is_evaluated
     print(f"val: {_count(val)}  ({origin_of(config.custom, 'val')})" if is_evaluated else "val: none; not evaluated")
@@ -45,6 +47,7 @@ def _check(options: argparse.Namespace) -> None:
     print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
     if num_ranks is not None:
         print(f"learner ranks: {num_ranks} on {options.nnodes or 1} nodes")
+    print("ok: nothing is wrong")
 
 
 def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) -> list[str]:

@@ -74,6 +74,11 @@ def resolved_yaml(config: RunConfig) -> str:
     return dump(without_secrets(config.model_dump(mode="json")))
 
 
+def set_yaml(config: RunConfig) -> str:
+    """The tree without what has its default, secrets hidden; without secrets it loads back to an equal tree."""
+    return dump(without_secrets(config.model_dump(mode="json", exclude_defaults=True)))
+
+
 def json_schema() -> dict[str, Any]:
     """JSON Schema (draft 7) of a YAML file, for editors and yaml-language-server.
 
