@@ -49,8 +49,6 @@ class Received:
     blocks: list[Tensor] = field(default_factory=list)
     """The memory that the tensors lie in."""
     digests: dict[str, str] = field(default_factory=dict)
-    totals: list[Tensor] = field(default_factory=list)
-    """Of the tensors of each bucket, as ``totals_of``."""
     num_tensors: int = 0
     """That were announced, with those that are merged from them."""
     merged: frozenset[str] | None = None
@@ -241,9 +239,9 @@ class Receiver:
         if plan.sync_id is not None:
             assert isinstance(self._group, GlooGroup)
             wait_go(self._group.store, plan.sync_id)
-        in_flight, first = InFlight(self._group.begin), 0
+        in_flight, first, totals = InFlight(self._group.begin), 0, list[Tensor]()
         for num_tensors in plan.buckets:
-            self._begin_bucket(plan, slice(first, first + num_tensors), in_flight, received)
+            self._begin_bucket(plan, slice(first, first + num_tensors), in_flight, received, totals)
             first += num_tensors
         trailer = torch.empty(len(plan.tensors) * NUM_DIGEST_BYTES * plan.digests_follow, dtype=torch.uint8)
         if plan.digests_follow:
@@ -252,9 +250,12 @@ class Receiver:
         announced = _digests_in(trailer) if plan.digests_follow else plan.digests or ()
         names = [spec.name for spec in plan.tensors]
         check_announced(names, announced, received)
-        check_totals(names, torch.cat(received.totals))
+        check_totals(names, torch.cat(totals))
 
-    def _begin_bucket(self, plan: TransferPlan, place: slice, in_flight: InFlight, received: Received) -> None:
+    def _begin_bucket(
+        self, plan: TransferPlan, place: slice, in_flight: InFlight, received: Received, totals: list[Tensor]
+    ) -> None:
+        """``totals`` gets ``totals_of`` the tensors as soon as they are here."""
         specs = plan.tensors[place]
         sizes = [spec.num_bytes for spec in specs]
         block = self._blocks.take(sum(sizes))
@@ -268,7 +269,7 @@ class Receiver:
                 received.tensors[name] = tensor.view(tensor.mT.shape).mT.contiguous()
             digests = map(digest_of_bytes, torch.split(block, sizes))
             received.digests |= {name: digest.hex() for name, digest in zip(names, digests, strict=True)}
-            received.totals.append(totals_of([received.tensors[name] for name in names]))
+            totals.append(totals_of([received.tensors[name] for name in names]))
 
         in_flight.add(block, then=keep)
 
