@@ -69,6 +69,9 @@ class ScheduledServers(RolloutBackend):
     asked: list = field(default_factory=list)
     """Sample ids, by the order of the calls."""
 
+    def generate(self, requests, decoding):
+        raise NotImplementedError
+
     def push(self, weights, *, version):
         self.monitor.act(do("push begins"))
         self.pushing = True
