@@ -128,8 +128,8 @@ class GrpoConfig(Section):
     entropy_coef: Weight = 0.0
     """Weight of the policy's mean entropy, which is taken off the loss. Unit: loss weight."""
     top_entropy_share: PositiveShare = 1.0
-    """Share of each micro-batch's tokens, those of the highest entropy, that have a policy gradient. Unit: share of the
-    tokens."""
+    """Share of each micro-batch's tokens, those of the highest entropy, that have a policy gradient.
+    Unit: share of the tokens."""
     eval_temperature: Weight = 0.0
     """Sampling temperature in evaluation; 0 is greedy. Unit: divisor of the logits."""
 
