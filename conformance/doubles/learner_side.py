@@ -19,6 +19,7 @@ BUCKET_BYTES = 2**16
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": str(sample.sample_id)}],
     banned_ids=(),
+    is_plain_chat=lambda sample: True,
     vocabulary=SimpleNamespace(stop_ids={9}, stop_texts=("<|im_end|>",)),
 )
 

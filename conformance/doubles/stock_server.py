@@ -11,8 +11,15 @@ from rollmatch.weights.transfer_plan import TransferPlan
 from rollmatch.weights.worker.receiver import Receiver
 
 ROUTES = (
-    *("health", "get_world_size", "weight_info", "v1/chat/completions", "init_weight_transfer_engine", "pause"),
-    *("start_weight_update", "update_weights", "finish_weight_update", "resume", "shutdown_weight_transfer_engine"),
+    *("health", "get_world_size", "weight_info", "v1/chat/completions", "v1/completions", "pause"),
+    *(
+        "init_weight_transfer_engine",
+        "start_weight_update",
+        "update_weights",
+        "finish_weight_update",
+        "resume",
+        "shutdown_weight_transfer_engine",
+    ),
     "reset_prefix_cache",
 )
 

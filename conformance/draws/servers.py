@@ -61,7 +61,7 @@ class ScriptedServer(NativeDouble):
 
 
 class ScriptedStock(StockDouble):
-    """Of a stock ``vllm serve``, which applies the chat template itself."""
+    """Of a stock ``vllm serve``, which takes ids, and chats with images, to which it applies the template itself."""
 
     def __init__(self, directory, words, variant, fails=()):
         super().__init__()
@@ -82,17 +82,29 @@ class ScriptedStock(StockDouble):
             sizes += [Image.open(io.BytesIO(base64.b64decode(raw))).size for raw in pictures]
             chat.append((message["role"], "".join(part.get("text", PICTURE) for part in parts)))
         prompt = self.words.chat(chat)
+        choice, logprobs = self.choose(prompt, body)
+        choice |= {"logprobs": {"content": [{"logprob": p} for p in logprobs]}} if body.get("logprobs") else {}
+        return {"prompt_token_ids": self.words.expanded(prompt, sizes), "choices": [choice]}
+
+    def v1_completions(self, body, _):
+        choice, logprobs = self.choose(body["prompt"], body)
+        choice |= {"prompt_token_ids": body["prompt"]}
+        choice |= {"logprobs": {"token_logprobs": logprobs}} if "logprobs" in body else {}
+        return {"choices": [choice]}
+
+    def choose(self, prompt, body):
+        """What is written, and its log-probabilities; the call goes into the log."""
         ids, logprobs = write(self.words, prompt, body["seed"], body["max_tokens"], self.variant)
         sampling = {name: body[name] for name in ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty")}
-        sampling |= {"stop_token_ids": body["stop_token_ids"]} | ({"logprobs": True} if body.get("logprobs") else {})
+        sampling |= {"stop_token_ids": body["stop_token_ids"]} | ({"logprobs": True} if "logprobs" in body else {})
         sampling |= {"logit_bias": {int(token): bias for token, bias in body["logit_bias"].items()}}
         if body["top_k"] == 1:  # the only token left is certain
             logprobs = [0.0] * len(ids)
         else:
-            self.log.append(("infer", int(self.version.rpartition("-")[2]), (prompt, body["seed"], sampling, "")))
-        choice = {"token_ids": ids, "finish_reason": "stop" if ids[-1] == self.words.stop else "length"}
-        choice |= {"logprobs": {"content": [{"logprob": p} for p in logprobs]}} if body.get("logprobs") else {}
-        return {"prompt_token_ids": self.words.expanded(prompt, sizes), "choices": [choice]}
+            self.log.append(
+                ("infer", int(self.version.rpartition("-")[2]), (tuple(prompt), body["seed"], sampling, ""))
+            )
+        return {"token_ids": ids, "finish_reason": "stop" if ids[-1] == self.words.stop else "length"}, logprobs
 
 
 def _packed(numbers, kind):

@@ -1,21 +1,23 @@
 """Scenarios of weights on their way with their own values: real groups, servers that only pretend."""
 
-from types import MethodType, SimpleNamespace
-
 import pytest
 import torch
 
+import rollmatch
 from conformance.doubles.adapters import perturb_adapters
 from conformance.doubles.digits import load_model
 from conformance.doubles.native_double import NativeDouble, names_called
 from conformance.doubles.refusals import refused
+from conformance.draws.compare import write
+from conformance.draws.models import model_directory
+from conformance.draws.servers import scripted
+from conformance.draws.strategy import PLAIN
+from conformance.oracle.defaults import R, T
+from conformance.oracle.policy import words_of
 from rollmatch.config.training import TunerConfig
 from rollmatch.model.checkpoint import merged_weights, model_tensors
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.fence import SyncMode
-from rollmatch.run import lifecycle as run_module
-from rollmatch.run.assemble import TrainerParts
-from rollmatch.training.trainer import RolloutTrainer
 from rollmatch.weights.digest import bytes_of, digest_of
 from rollmatch.weights.named_weights import adapter_of, named_weights
 from rollmatch.weights.plan import Merge
@@ -48,43 +50,18 @@ def test_two_syncs_write_no_weights_to_disk(attach_backend, tmp_path, monkeypatc
 @pytest.mark.scenario(
     "weight-sync/the-communicator-is-closed-after-an-error", clauses=["weight-sync/weights-travel-in-memory#4"]
 )
-def test_the_communicator_is_closed_after_an_error(attach_backend, tmp_path, monkeypatch):
-    double = NativeDouble(tensors_of(0))
-    preparation = SimpleNamespace(close=lambda: None)
-    backend, template = attach_backend(double), SimpleNamespace(processor=None, preparation=preparation)
-    fit = SimpleNamespace(samples=[], figures=dict)
-
-    def third_step_fails(*_):
-        for version in (1, 2):
-            backend.push(tensors_of(version).items(), version=version)
-        raise RuntimeError("the third step")
-
-    source = SimpleNamespace(fence=SimpleNamespace(backend=backend), template=template)
-    trainer = SimpleNamespace(source=source, overlap=SimpleNamespace(prefetch=None))
-    trainer.close = MethodType(RolloutTrainer.close, trainer)
-    for name, made in {
-        "make_arguments": None,
-        "check_training_arguments": None,
-        "read_policy": None,
-        "prepare_layers": None,
-        "read_prompts": (template, fit, fit),
-        "make_parts": TrainerParts(source, None, None, 0),
-        "describe": {},
-        "_announce": None,
-        "RolloutTrainer": trainer,
-    }.items():
-        monkeypatch.setattr(run_module, name, lambda *_, made=made, **__: made)
-    monkeypatch.setattr(run_module, "_train", third_step_fails)
-    training = SimpleNamespace(output_dir=str(tmp_path), eval_scenes=1)
-    config = SimpleNamespace(training=training, model=None, tuner=None)
-    prepared = run_module.prepare(config, [], [], with_policy=False)
-    with pytest.raises(RuntimeError, match="third step"):
-        run_module.run(config, prepared, config_path="run.yaml", checkpoint=None)
-    assert [name for name in names_called(double) if name.startswith("sync")] == ["sync", "sync_again"]
-    assert [name for name, _ in double.calls][-1] == "close_communicator"
-    assert (double.group, double.client) == (None, None)
-    attach_backend(double, client="another").push(tensors_of(3).items(), version=3)
-    assert double.policy_version == 3
+def test_the_communicator_is_closed_after_an_error(tmp_path, attach_backend):
+    keys = PLAIN | {f"{R}.rollout_backend": "vllm", f"{T}.max_steps": 4, f"{T}.eval_scenes": 1}
+    keys[f"{T}.callbacks"] = ["conformance.doubles.failing:FailsInTheThirdStep"]
+    draw = {"samples": [{"prompt": f"{number}a"} for number in range(5)], "servers": [{}], "keys": keys}
+    directory = model_directory("qwen3", tmp_path / "models")
+    with scripted(draw, directory, words_of(directory)) as ((server,), named):
+        write(draw, tmp_path, directory, named)
+        with pytest.raises(RuntimeError, match="third step"):
+            rollmatch.train(tmp_path / "run.yaml")
+        assert server.policy_version == 3
+        assert [name for name, _ in server.calls][-1] == "close_communicator"
+        assert (server.group, server.client) == (None, None)
 
 
 @pytest.mark.scenario("weight-sync/a-failed-sync-leaves-the-adapter-unmerged")

@@ -143,9 +143,9 @@ def test_variables_of_the_chat_template_reach_it(directory):
     for thinks in (True, False):
         options = TemplateOptions(chat={"enable_thinking": thinks})
         template = Template(directory, system="", user="Hi", any_chat=True, options=options)
-        template.tokenizer.chat_template = "{{ messages[0].role }} {{ enable_thinking }}"
+        template.tokenizer.chat_template = "{{ messages[0].content }} {{ enable_thinking }}"
         texts.append(template.vocabulary.text(template.prompt_token_ids(sample)))
-    assert texts == ["user True", "user False"]
+    assert texts == ["Hi True", "Hi False"]
 
 
 def test_settings_of_the_processor_reach_it(tmp_path):

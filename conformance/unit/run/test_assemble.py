@@ -40,7 +40,7 @@ def test_ranks_share_the_processor_unless_threads_are_set(monkeypatch, on_gpu, t
     monkeypatch.setattr(assemble.os, "cpu_count", lambda: num_cpus)
     monkeypatch.setattr(torch, "set_num_threads", counts.append)
     config = load_digits(*HF, f"training.learner_threads={threads}", "training.rollout_threads=null")
-    source = assemble.make_source(config, None, template_of(), journal=None, ranks=Ranks())
+    source = assemble.make_source(config, torch.nn.Linear(1, 1), template_of(), journal=None, ranks=Ranks())
     assert counts == ([] if on_gpu and threads == "null" else [used])
     assert source.num_threads == (None if on_gpu else 1)
     assert source.run_seed == 42

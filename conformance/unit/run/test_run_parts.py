@@ -3,7 +3,6 @@
 import json
 import stat
 import sys
-from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from conformance.doubles.configs import GRPO, config_with
-from rollmatch.ranks import Ranks
+from conformance.doubles.configs import config_with
 from rollmatch.run import lifecycle as run
 from rollmatch.run.callbacks import EarlyStop, RunWatcher, SceneImages
 
@@ -153,30 +151,3 @@ def test_steps_of_a_run_are_the_configured_ones_or_those_of_all_epochs(max_steps
     trainer = Mock(args=SimpleNamespace(max_steps=max_steps, num_train_epochs=3.0))
     trainer.set_initial_training_values.return_value = (0, 4, 0)
     assert run._count_steps(trainer) == counted
-
-
-@pytest.mark.parametrize("is_primary", [True, False])
-@pytest.mark.parametrize("begins", [True, False])
-@pytest.mark.parametrize(
-    ("stop_signal", "evaluated_at", "last", "code"), [(None, 6, 0, 0), (None, 5, 1, 0), (15, 5, 0, 143)]
-)
-def test_a_run_is_evaluated_once_before_and_once_after(
-    monkeypatch, tmp_path, is_primary, begins, stop_signal, evaluated_at, last, code
-):
-    noted, checkpoint = [], None if begins else tmp_path
-    ranks = Ranks(rank=int(not is_primary), learner_world_size=2)
-    trainer = Mock(state=SimpleNamespace(global_step=6), source=SimpleNamespace(ranks=ranks, journal=Mock()))
-    watcher = Mock(evaluated_at=evaluated_at)
-    watcher.agree_to_stop.return_value, watcher.listening.return_value = stop_signal, nullcontext()
-    monkeypatch.setattr(run, "_watch", lambda *_: watcher)
-    monkeypatch.setattr(run, "_count_steps", lambda _: 6)
-    monkeypatch.setattr(run, "was_evaluated", lambda *_: not begins)
-    monkeypatch.setattr(run, "_warn_about_rng", lambda *_: noted.append("warned"))
-    monkeypatch.setattr(run, "_tell_result", lambda _, interrupted_at: noted.append(interrupted_at))
-    assert run._train(trainer, config_with(*GRPO), checkpoint, ExitStack()) == code
-    assert trainer.evaluate.call_count == begins + last
-    trainer.train.assert_called_once_with(resume_from_checkpoint=None if begins else str(tmp_path))
-    assert noted == ["warned"] * (not begins) + [6 if stop_signal else None] * is_primary
-    (written,) = trainer.source.journal.write.call_args_list
-    assert (written.args, written.kwargs["step"]) == (("interrupted" if stop_signal else "finished",), 6)
-    assert written.kwargs.get("seconds", 0.0) < 60

@@ -210,14 +210,14 @@ class VllmServerBackend(RolloutBackend):
         return self.sender
 
     def _note_taken(self, version: int) -> None:
-        """A sync has ended: its version, and the processes that took it, which the fence tells ranks without sender.
+        """A sync has ended: its version, and the processes that took it.
 
-        Such a rank is here before the sender's has committed, and a stock server is named by what was committed.
+        A rank without sender may be here before the sender's has committed, and a stock server is named by what was
+        committed: the fence tells such a rank what the sender's has read.
         """
-        if self.sender is not None:
-            named, members = self.sender.instances, self.members
-            taken = None if named is None else dict(zip(members.present, named, strict=True))
-            members.instances = members.read_instances() if taken is None else taken
+        instances = self.sender.instances if self.sender else None
+        known = None if instances is None else dict(zip(self.members.present, instances, strict=True))
+        self.members.instances = self.members.read_instances() if known is None else known
         self.members.restarted.clear()
         self.policy_version = version
 

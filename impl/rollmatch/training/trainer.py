@@ -89,6 +89,8 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         # Both names of one switch (transformers renamed it): the loss is already divided by the whole step's totals.
         self.model_accepts_loss_kwargs = self.loss_is_scaled_for_ga = True
         self.report = StepReport(step=0, objective=learner.objective)
+        self.has_begun = False
+        """Whether this process has begun a step: before, what is in memory is no step's."""
         self.scoring = Scoring(head_worth_avoiding(self.model))
         self._is_split = False
         self._even_gradients: EvenGradients | None = None
@@ -119,12 +121,9 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             raise LaunchError(problem, code="checkpoint-unreadable", key="--resume", remedy=remedy) from error
         except Exception as error:
             is_shared = getattr(error, "is_shared", False) or self.source.ranks.learner_world_size == 1
-            step, is_spoiled = self.state.global_step, getattr(error, "code", "") in SPOILED
-            if (
-                is_shared
-                and step
-                and not (is_spoiled or isinstance(error, OSError) or self.checkpointer.is_saved(step))
-            ):
+            is_spoiled = getattr(error, "code", "") in SPOILED or isinstance(error, OSError)
+            step = self.state.global_step
+            if is_shared and self.has_begun and step and not (is_spoiled or self.checkpointer.is_saved(step)):
                 self._save_checkpoint(self.model, None)
             raise
 
@@ -141,6 +140,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         if not planned:
             return [], None
         check_order(planned, self._samples_of(window.parts[window.part_of(step)]), step=step)
+        self.has_begun = True
         report = self.report = StepReport(step, self.learner.objective, num_batches=len(planned))
         if self.window_targets is None or self.window_targets.window != window:
             if self.overlap.needs_weights:
