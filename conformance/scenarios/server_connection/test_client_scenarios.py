@@ -139,7 +139,8 @@ def test_auto_mode_that_means_full_syncs_before_the_first_rollouts(tmp_path):
     weights = {"weight": torch.ones(1, 1), "bias": torch.ones(1)}
     double = NativeDouble(dict(weights))
     with serving(double) as (url,):
-        config = config_for(url, "~.vllm.sync.mode=auto", "~.vllm.enable_lora=false", port=free_port())
+        named = ("~.vllm.sync.mode=auto", "~.vllm.enable_lora=false", "model.torch_dtype=float32")
+        config = config_for(url, *named, port=free_port())
         source = make_parts_with_server(config, Together(rank=0, learner_world_size=2)).source
         assert source.fence.mode.mode == "full"
         source.fence.sync_if_due(0, lambda: iter(weights.items()))
