@@ -318,7 +318,9 @@ class Oracle:
         """What is learnt of the new and the waiting; what waits is scored by the weights of now."""
         waiting = self.waiting[rank] + [(len(c["expanded"]) + len(c["target"]), c) for c in segments]
         rows, waiting = rows_of(waiting, num_rows, self.keys["global_max_length"])
-        while len(waiting) > (self.keys[f"{T}.packing_buffer"] or len(segments)):
+        brought = self.repeats * self.keys[f"{T}.per_device_train_batch_size"]
+        brought *= self.keys[f"{T}.gradient_accumulation_steps"]
+        while len(waiting) > (self.keys.get(f"{T}.packing_buffer") or brought):
             more, waiting = rows_of(waiting, 1, self.keys["global_max_length"])
             rows += more
         self.waiting[rank] = waiting
