@@ -153,7 +153,7 @@ class KeptChanges:
         """For the card and the terminal; none where all are kept.
 
         >>> KeptChanges(num_weights=1000, num_changed=999, num_kept=25).sentences("bfloat16")
-        ['99.9 % of the weights changed, bfloat16 keeps 2.5 % of these changes; --dtype float32 keeps all']
+        ['99.9% of the weights changed, bfloat16 keeps 2.5% of these changes; --dtype float32 keeps all']
         """
         if self.num_kept == self.num_changed:
             return []
