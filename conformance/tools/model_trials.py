@@ -64,7 +64,7 @@ class Trials:
         self.is_real = name in REAL_MODELS
         self.attention = REAL_MODELS[name].attention if self.is_real else None
         architecture = REAL_MODELS[name].architecture if self.is_real else name
-        self.has_images = architecture is not None and bool(ARCHITECTURES[architecture].processor)
+        self.has_images = bool(ARCHITECTURES[architecture].processor)
 
     @cached_property
     def directory(self) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from conformance.doubles.architectures import ARCHITECTURES
 from conformance.doubles.started import finish
 from conformance.tools.real_models import REAL_MODELS
 
@@ -73,7 +74,8 @@ def render(results: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
         for cell in cells:
             if cell.startswith(("refused: ", "failed: ")):
                 notes.setdefault(cell, f"no ({len(notes) + 1})")
-        lines.append(f"| {known.title} | {known.model} | {' | '.join(notes.get(cell, cell) for cell in cells)} |")
+        named = (known.title, ARCHITECTURES[known.architecture].model, *(notes.get(cell, cell) for cell in cells))
+        lines.append(f"| {' | '.join(named)} |")
     lines += [""] + [f"{mark}: {_explained(cell)}  " for cell, mark in notes.items()]
     lines += ["", *OTHERS, "", "| column | what is tried |", "|---|---|"]
     lines += [f"| {column} | {what} |" for column, what in COLUMNS.items()]

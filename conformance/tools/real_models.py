@@ -16,12 +16,12 @@ class RealModel:
     """One row of the table of models."""
 
     title: str
-    model: str
-    """Class of transformers."""
     tokenizer: str
     """Of ``conformance.tools.tokenizers``."""
-    architecture: str | None = None
-    """Of ``conformance/doubles/architectures.yaml``; None: the tokenizer's directory has weights."""
+    architecture: str
+    """Of ``conformance/doubles/architectures.yaml``."""
+    has_weights: bool = False
+    """Whether the tokenizer's directory has weights of this architecture."""
     num_rows: int = 0
     """Rows of the published model's embedding: fewer than ids of the tokenizer (Gemma 3), or more."""
     attention: str | None = None
@@ -34,63 +34,48 @@ QWEN_ROWS, LLAMA_ROWS = 151_936, 128_256
 EVERYWHERE = {"sliding_window": None}
 """Attention to all of the past, as from Mistral 7B v0.2 on."""
 REAL_MODELS = {
-    "qwen3": RealModel(
-        title="Qwen3", model="Qwen3ForCausalLM", architecture="qwen3", tokenizer="qwen3", num_rows=QWEN_ROWS
-    ),
-    "qwen3_moe": RealModel(
-        title="Qwen3 MoE", model="Qwen3MoeForCausalLM", architecture="qwen3_moe", tokenizer="qwen3", num_rows=QWEN_ROWS
-    ),
+    "qwen3": RealModel(title="Qwen3", architecture="qwen3", tokenizer="qwen3", num_rows=QWEN_ROWS),
+    "qwen3_moe": RealModel(title="Qwen3 MoE", architecture="qwen3_moe", tokenizer="qwen3", num_rows=QWEN_ROWS),
     "qwen3_vl": RealModel(
         title="Qwen3-VL",
-        model="Qwen3VLForConditionalGeneration",
         architecture="qwen3_vl",
         tokenizer="qwen3_vl",
         num_rows=QWEN_ROWS,
     ),
     "qwen3_vl_moe": RealModel(
         title="Qwen3-VL MoE",
-        model="Qwen3VLMoeForConditionalGeneration",
         architecture="qwen3_vl_moe",
         tokenizer="qwen3_vl",
         num_rows=QWEN_ROWS,
     ),
     "gemma3_text": RealModel(
         title="Gemma 3, text",
-        model="Gemma3ForCausalLM",
         architecture="gemma3_text",
         tokenizer="gemma3",
         num_rows=262_144,
     ),
     "gemma3": RealModel(
         title="Gemma 3",
-        model="Gemma3ForConditionalGeneration",
         architecture="gemma3",
         tokenizer="gemma3",
         num_rows=262_208,
     ),
     "llama3": RealModel(
         title="Llama 3, base layout",
-        model="LlamaForCausalLM",
         architecture="llama",
         tokenizer="llama3",
         num_rows=LLAMA_ROWS,
     ),
-    "llama3_1": RealModel(
-        title="Llama 3.1", model="LlamaForCausalLM", architecture="llama", tokenizer="llama3_1", num_rows=LLAMA_ROWS
-    ),
-    "llama2": RealModel(
-        title="Llama 2's form", model="LlamaForCausalLM", architecture="llama", tokenizer="llama2", num_rows=32_000
-    ),
+    "llama3_1": RealModel(title="Llama 3.1", architecture="llama", tokenizer="llama3_1", num_rows=LLAMA_ROWS),
+    "llama2": RealModel(title="Llama 2's form", architecture="llama", tokenizer="llama2", num_rows=32_000),
     "mistral_v1": RealModel(
         title="Mistral 7B v0.1",
-        model="MistralForCausalLM",
         architecture="mistral",
         tokenizer="llama2",
         num_rows=32_000,
     ),
     "mistral_v3": RealModel(
         title="Mistral 7B v0.3",
-        model="MistralForCausalLM",
         architecture="mistral",
         tokenizer="mistral_v3",
         num_rows=32_768,
@@ -98,7 +83,6 @@ REAL_MODELS = {
     ),
     "mistral_nemo": RealModel(
         title="Mistral Nemo",
-        model="MistralForCausalLM",
         architecture="mistral",
         tokenizer="mistral_nemo",
         num_rows=131_072,
@@ -106,7 +90,6 @@ REAL_MODELS = {
     ),
     "tekken": RealModel(
         title="Mistral with `tekken.json` alone",
-        model="MistralForCausalLM",
         architecture="mistral",
         tokenizer="tekken",
         num_rows=131_072,
@@ -114,27 +97,27 @@ REAL_MODELS = {
     ),
     "deepseek_v3": RealModel(
         title="DeepSeek V3",
-        model="DeepseekV3ForCausalLM",
         architecture="deepseek_v3",
         tokenizer="deepseek_v3",
         num_rows=129_280,
     ),
     "gpt_oss": RealModel(
         title="gpt-oss with `attn_impl: eager`",
-        model="GptOssForCausalLM",
         architecture="gpt_oss",
         tokenizer="gptoss",
         num_rows=201_088,
         attention="eager",
     ),
-    "smollm2": RealModel(title="SmolLM2-135M-Instruct, real weights", model="LlamaForCausalLM", tokenizer="smollm2"),
+    "smollm2": RealModel(
+        title="SmolLM2-135M-Instruct, real weights", architecture="llama", tokenizer="smollm2", has_weights=True
+    ),
 }
 
 
 def make_real_model(name: str, directory: Path) -> Path:
     """The directory of a model with all its files, below ``directory`` where it has to be made."""
     known, real = REAL_MODELS[name], fetch_tokenizer(REAL_MODELS[name].tokenizer)
-    if known.architecture is None:
+    if known.has_weights:
         return real
     make_checkpoint(known.architecture, directory, real=real, vocab_size=known.num_rows, **known.settings)
     return directory

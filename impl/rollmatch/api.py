@@ -99,7 +99,7 @@ class GRPOTrainer:
         it name, as on the command line. Errors: ``ConfigError`` with ``given-twice``, ``server-not-used``,
         ``argument-unknown``.
         """
-        check_others(others, {})
+        check_others(others)
         if not isinstance(model, str | Path):
             problem, remedy = f"is {type(model).__name__}", "Pass its directory or hub id: engine and learner load it."
             raise ConfigError(problem, code="argument-unknown", key="model", remedy=remedy)
@@ -190,8 +190,8 @@ class GRPOTrainer:
         """Write the newest checkpoint as a model directory, as ``rollmatch export`` does. Errors: as there."""
         from rollmatch.run.export import export
 
-        options = argparse.Namespace(run=self._checkpoint().parent, out=Path(output_dir), checkpoint=None, dtype=None)
-        export(argparse.Namespace(**vars(options), push=None, adapter=False, verify=False))
+        run, unset = self._checkpoint().parent, dict.fromkeys(("checkpoint", "dtype", "push"))
+        export(argparse.Namespace(run=run, out=Path(output_dir), **unset, adapter=False, verify=False))
 
     def _checkpoint(self) -> Path:
         """Errors: ``checkpoint-missing``, before training."""

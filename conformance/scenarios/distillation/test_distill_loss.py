@@ -29,12 +29,12 @@ def segments_of(case, *, weight=1.0):
     rows = logprobs_with_top(teacher, ids, top_k=top_k, temperature=case["temperature"]).tolist()
     first = 0
     for length in RECORDED["lengths"]:
-        mine, told = RECORDED["ids"][first : first + length], rows[first : first + length]
+        mine, taught = RECORDED["ids"][first : first + length], rows[first : first + length]
         first += length
         policy = PolicyTarget(
             advantages=(0.0,) * length,
-            teacher_logprobs=tuple(row[0] for row in told),
-            teacher_top=tuple(tuple(zip(map(int, row[1 : 1 + top_k]), row[1 + top_k :])) for row in told),
+            teacher_logprobs=tuple(row[0] for row in taught),
+            teacher_top=tuple(tuple(zip(map(int, row[1 : 1 + top_k]), row[1 + top_k :])) for row in taught),
             teacher_weight=weight,
         )
         yield segment_with((*PROMPT, *mine), prompt_len=len(PROMPT), prefix_len=length, policy=policy)

@@ -191,8 +191,8 @@ class DistillConfig(Section):
     """Which divergence: 0 is KL(teacher, policy), 1 is KL(policy, teacher), between them the generalised
     Jensen-Shannon divergence, whose mixture has this share of the teacher. divergence needs it. Unit: share."""
     top_k: Count | None = None
-    """The teacher's most probable tokens that the divergence tells apart; all others count as one. divergence needs it.
-    Unit: tokens."""
+    """The teacher's most probable tokens that the divergence distinguishes; all others count as one. divergence needs
+    it. Unit: tokens."""
 
 
 class SearchConfig(Section):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from rollmatch.config.custom import GrpoConfig
+from rollmatch.config.effective import has_policy_gradient
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.errors import ConfigError
 
@@ -81,7 +82,7 @@ def _loss(config: RunConfig) -> Iterator[ConfigError]:
 def _policy_gradient(config: RunConfig) -> Iterator[ConfigError]:
     """A divergence without rewards has no ratio and no advantage."""
     rules = config.custom.extra.grpo
-    if config.custom.trainer_variant != "distill" or config.custom.extra.distill.loss != "divergence" or rules.compares:
+    if config.custom.trainer_variant != "distill" or has_policy_gradient(config):
         return
     for name in OF_THE_GRADIENT:
         if getattr(rules, name) != GrpoConfig.model_fields[name].default:

@@ -125,10 +125,7 @@ def rollout_threads(config: RunConfig, *, on_gpu: bool) -> int | None:
 
 def packing_buffer(config: RunConfig) -> int:
     """Segments of a rank that may wait for a row of the next step."""
-    training = config.training
-    copies = config.custom.extra.grpo.num_generations if config.custom.learns_from_completions else 1
-    brought = training.per_device_train_batch_size * training.gradient_accumulation_steps * copies
-    return training.packing_buffer or brought
+    return config.training.packing_buffer or _rollouts_per_step(config)
 
 
 def steps_per_window(config: RunConfig) -> int:
@@ -169,10 +166,15 @@ def calls_together(config: RunConfig, *, num_servers: int, learner_world_size: i
 
 def _rollouts_per_window(config: RunConfig) -> int:
     """Of one rank."""
+    num_steps = config.custom.extra.grpo.steps_per_generation if config.custom.learns_from_completions else 1
+    return _rollouts_per_step(config) * num_steps
+
+
+def _rollouts_per_step(config: RunConfig) -> int:
+    """Of one rank."""
     training, rules = config.training, config.custom.extra.grpo
     samples = training.per_device_train_batch_size * training.gradient_accumulation_steps
-    repeats = rules.steps_per_generation * rules.num_generations if config.custom.learns_from_completions else 1
-    return samples * repeats
+    return samples * (rules.num_generations if config.custom.learns_from_completions else 1)
 
 
 def _requests_at_once(config: RunConfig) -> int | None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from rollmatch.config import effective
 from rollmatch.config.connection import LAST_PORT, ServerConfig, is_loopback
@@ -130,8 +129,8 @@ def read_servers(server: ServerConfig) -> tuple[ServerAddress, ...]:
     """
     addresses = pair_servers(server)
     key = f"{SERVER}.{_given_key(server, 'base_url')}"
-    found = chain(_check_enough(server, addresses), _check_distinct(server, addresses))
-    for error in chain(found, check_group_hosts(addresses, key=key)):
+    of_section = (*_check_enough(server, addresses), *_check_distinct(server, addresses))
+    for error in (*of_section, *check_group_hosts(addresses, key=key)):
         raise error
     return addresses
 

@@ -1,6 +1,7 @@
 """Checks on what servers answer: one entry per request, each with its ids."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollmatch.dialects.http import ReplyMalformed
@@ -51,29 +52,25 @@ def logprobs_of(value: Any, ids: Sequence[int], *, place: int, base_url: str) ->
 def chat_reply_of(body: object, *, version: int | None, place: int, base_url: str) -> Reply:
     """A chat completion with token ids, as vLLM and ms-swift give it. Errors: ``ReplyMalformed``."""
     choice = field_of(body, "choices", 0)
-    prompt = ids_of(field_of(body, "prompt_token_ids"), name="prompt_token_ids", place=place, base_url=base_url)
-    response = ids_of(field_of(choice, "token_ids"), name="token_ids", place=place, base_url=base_url)
-    tokens, logprobs = field_of(choice, "logprobs", "content"), None
-    if tokens is not None:
-        values = [field_of(token, "logprob") for token in tokens]
-        logprobs = logprobs_of(values, response, place=place, base_url=base_url)
-    return Reply(
-        prompt_token_ids=filled(prompt, name="prompt_token_ids", place=place, base_url=base_url),
-        response_token_ids=response,
-        logprobs=logprobs,
-        finish_reason=reason_of(field_of(choice, "finish_reason"), place=place, base_url=base_url),
-        policy_version=version,
-    )
+    tokens = field_of(choice, "logprobs", "content")
+    values = None if tokens is None else [field_of(token, "logprob") for token in tokens]
+    prompt = field_of(body, "prompt_token_ids")
+    return replace(_reply_of(choice, prompt, values, place=place, base_url=base_url), policy_version=version)
 
 
 def completion_reply_of(body: object, *, place: int, base_url: str) -> Reply:
     """A completion of token ids, as vLLM gives it. Errors: ``ReplyMalformed``."""
     choice = field_of(body, "choices", 0)
-    prompt = ids_of(field_of(choice, "prompt_token_ids"), name="prompt_token_ids", place=place, base_url=base_url)
+    prompt, values = field_of(choice, "prompt_token_ids"), field_of(choice, "logprobs", "token_logprobs")
+    return _reply_of(choice, prompt, values, place=place, base_url=base_url)
+
+
+def _reply_of(choice: Any, prompt: Any, values: Any, *, place: int, base_url: str) -> Reply:
+    """``values``: log-probabilities of the response's tokens, or None. Errors: ``ReplyMalformed``."""
+    prompt_ids = ids_of(prompt, name="prompt_token_ids", place=place, base_url=base_url)
     response = ids_of(field_of(choice, "token_ids"), name="token_ids", place=place, base_url=base_url)
-    values = field_of(choice, "logprobs", "token_logprobs")
     return Reply(
-        prompt_token_ids=filled(prompt, name="prompt_token_ids", place=place, base_url=base_url),
+        prompt_token_ids=filled(prompt_ids, name="prompt_token_ids", place=place, base_url=base_url),
         response_token_ids=response,
         logprobs=None if values is None else logprobs_of(values, response, place=place, base_url=base_url),
         finish_reason=reason_of(field_of(choice, "finish_reason"), place=place, base_url=base_url),

@@ -80,9 +80,9 @@ def keys_of_peft(peft_config: Any) -> dict[str, object]:
     return keys | {"tuner.train_type": "lora"}
 
 
-def check_others(given: Mapping[str, object], known: Mapping[str, str]) -> None:
+def check_others(given: Mapping[str, object]) -> None:
     """Refuse arguments that nothing here uses. Errors: ``argument-unknown``."""
     for name, value in given.items():
-        if value is not None and name not in known:
+        if value is not None:
             remedy = "Leave it out; all settings of a run are keys of config."
             raise ConfigError("has no counterpart", code="argument-unknown", key=name, remedy=remedy)

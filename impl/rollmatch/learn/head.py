@@ -160,7 +160,7 @@ def logprobs_of(logits: Logits, ids: Tensor, *, temperature: float = 1.0, exclud
     [0.25]
     """
     if isinstance(logits, Tensor):
-        scaled = without_ids(widened(logits) / temperature, excluded_ids)
+        scaled = _without_ids(widened(logits) / temperature, excluded_ids)
         return -functional.cross_entropy(scaled, ids, reduction="none")
     if logits.weight is None or not torch.is_grad_enabled():  # without autograd, no gradient is needed
 
@@ -199,14 +199,19 @@ def logprobs_with_top(
     """
 
     def of_rows(rows: Tensor, some: Tensor) -> tuple[Tensor]:
-        logprobs = without_ids(rows / temperature, excluded_ids).log_softmax(-1)
+        logprobs = log_distribution(rows, temperature=temperature, excluded_ids=excluded_ids)
         top = logprobs.topk(top_k, dim=-1)
         return (torch.cat([logprobs.gather(-1, some[:, None]), top.indices, top.values], dim=-1),)
 
     return row_scores(logits, of_rows, ids)[0]
 
 
-def without_ids(logits: Tensor, excluded_ids: Sequence[int]) -> Tensor:
+def log_distribution(rows: Tensor, *, temperature: float, excluded_ids: Sequence[int]) -> Tensor:
+    """[n, V] log-probabilities by which responses are sampled, of logits [n, V]; minus infinity at excluded ids."""
+    return _without_ids(rows / temperature, excluded_ids).log_softmax(-1)
+
+
+def _without_ids(logits: Tensor, excluded_ids: Sequence[int]) -> Tensor:
     """Logits [n, V] with minus infinity at the excluded ids."""
     columns = to_device(excluded_ids, dtype=torch.int64, device=logits.device)
     return logits.index_fill(-1, columns, -torch.inf) if excluded_ids else logits
@@ -279,7 +284,7 @@ class _Logprobs(_MadeInForward):
 def _logprobs_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Tensor) -> Tensor:
     """Scores; their gradients are written to ``grad_hidden``."""
     (weight, bias), (ids, temperature, excluded_ids) = linear, settings
-    logits, ids = without_ids(functional.linear(rows, weight, bias), excluded_ids), ids[:, None]
+    logits, ids = _without_ids(functional.linear(rows, weight, bias), excluded_ids), ids[:, None]
     everything = logsumexps(logits, temperature)
     scores: Tensor = widened(logits.gather(-1, ids)) / temperature - everything[:, None]
     to_probs(logits, everything, temperature)

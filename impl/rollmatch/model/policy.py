@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
@@ -18,7 +18,7 @@ from rollmatch.model.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # seconds to load, which naming weights does not need
     from peft import PeftModel
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 ADAPTABLE = (nn.Linear, nn.Conv2d, nn.Conv3d)
@@ -31,16 +31,22 @@ def load_policy(
     config: ModelConfig, tuner: TunerConfig, *, attn_implementation: str | dict[str, str] = "sdpa"
 ) -> nn.Module:
     """Read the model directory, and ``prepare`` what is read. Errors: ``base-quantized``, and as there."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig
 
     architecture = AutoConfig.from_pretrained(config.model)
     if getattr(architecture, "quantization_config", None) is not None:
         raise quantized(config.model)
-    kind = AutoModelForImageTextToText if hasattr(architecture, "vision_config") else AutoModelForCausalLM
-    model: nn.Module = kind.from_pretrained(
+    model: nn.Module = auto_class(architecture).from_pretrained(
         config.model, config=architecture, dtype=config.torch_dtype, attn_implementation=attn_implementation
     )
     return prepare(_with_adapter(model, config, tuner), tuner)
+
+
+def auto_class(architecture: "PretrainedConfig") -> Any:
+    """transformers' class for a model of this kind: with or without a vision tower."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if hasattr(architecture, "vision_config") else AutoModelForCausalLM
 
 
 def _with_adapter(model: nn.Module, config: ModelConfig, tuner: TunerConfig) -> nn.Module:

@@ -213,7 +213,7 @@ class VllmServerBackend(RolloutBackend):
         """A sync has ended: its version, and the processes that took it.
 
         A rank without sender may be here before the sender's has committed, and a stock server is named by what was
-        committed: the fence tells such a rank what the sender's has read.
+        committed: the fence gives such a rank what the sender's has read.
         """
         instances = self.sender.instances if self.sender else None
         known = None if instances is None else dict(zip(self.members.present, instances, strict=True))

@@ -55,7 +55,7 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         """Optimizer steps before the last evaluation."""
         self._last_step_at = time.perf_counter()
         self._num_underfull = self._num_flat = 0
-        self._told_rate = False
+        self._has_warned_of_rate = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -95,8 +95,8 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
     ) -> None:
         """Say where a step changes nothing."""
         rates = [group["lr"] for group in optimizer.param_groups] if optimizer is not None else []
-        if rates and not any(rates) and self.console is not None and not self._told_rate:
-            self._told_rate = True
+        if rates and not any(rates) and self.console is not None and not self._has_warned_of_rate:
+            self._has_warned_of_rate = True
             reason = "the warm-up begins there" if state.global_step == 0 and args.warmup_steps else "see its schedule"
             self.console.warn(f"step {state.global_step + 1} has learning rate 0 and changes nothing: {reason}")
 

@@ -118,26 +118,22 @@ def write_processor(base: Path, out: Path, settings: Mapping[str, object]) -> No
 
 def load_trained(config: RunConfig, checkpoint: Path) -> "nn.Module":
     """The policy as it was saved, in the precision that it was trained in."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
+    from rollmatch.model.policy import auto_class, load_adapters, load_policy
     from rollmatch.model.split_checkpoint import is_split, read_split
 
     disable_progress_bar()  # reading takes no longer than writing, which has none
     if is_split(checkpoint):
-        from rollmatch.model.policy import load_policy
-
         trained = config.model.model_copy(update={"torch_dtype": effective.learner_dtype(config)})
         return read_split(load_policy(trained, config.tuner), checkpoint)
     adapted = (checkpoint / "adapter_config.json").is_file()
     source = config.model.model if adapted else str(checkpoint)
-    architecture = AutoConfig.from_pretrained(source)
-    kind = AutoModelForImageTextToText if hasattr(architecture, "vision_config") else AutoModelForCausalLM
+    kind = auto_class(AutoConfig.from_pretrained(source))
     model: nn.Module = kind.from_pretrained(source, dtype=config.model.torch_dtype if adapted else "auto")
     if not adapted:
         return model
-    from rollmatch.model.policy import load_adapters
-
     return load_adapters(model, checkpoint, config.model, config.tuner)
 
 

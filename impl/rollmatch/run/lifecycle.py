@@ -30,7 +30,7 @@ from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample, rounded
 from rollmatch.report.console import StepConsole, print_before_after, print_header
-from rollmatch.report.history import load_history
+from rollmatch.report.history import History, load_history
 from rollmatch.report.noise import noise_between
 from rollmatch.report.page import load_first_and_last, write_page
 from rollmatch.report.verdict import make_verdict
@@ -157,18 +157,16 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None, 
         if evaluates and watcher.evaluated_at != step:  # else eval_steps has just done it
             trainer.evaluate()
         journal.write("finished", step=step, seconds=rounded(time.perf_counter() - began))
-        if is_primary and trainer.learner.batcher.packer is not None:
-            waiting = trainer.learner.batcher.packer.buffered
-            print(f"packing: {count_learnt(directory):,} segments were learnt, {waiting} still waited and are dropped")
     if is_primary:
-        _tell_result(directory, interrupted_at=None if stop_signal is None else step)
+        packer = trainer.learner.batcher.packer if stop_signal is None else None
+        waiting = None if packer is None else packer.buffered
+        _tell_result(directory, interrupted_at=None if stop_signal is None else step, num_waiting=waiting)
     return 0 if stop_signal is None else 128 + stop_signal
 
 
-def count_learnt(directory: Path) -> int:
+def _count_learnt(history: History) -> int:
     """Segments in the rows of all steps that count, on rank 0."""
-    packed = load_history(directory).others["packed"]
-    return sum(int(event["segments"]) for event in packed if event.get("rank", 0) == 0)
+    return sum(int(event["segments"]) for event in history.others["packed"] if event.get("rank", 0) == 0)
 
 
 def was_evaluated(directory: Path, ranks: Ranks) -> bool:
@@ -237,8 +235,12 @@ def _watch(trainer: RolloutTrainer, config: RunConfig, console: StepConsole | No
     return watcher
 
 
-def _tell_result(directory: Path, *, interrupted_at: int | None) -> None:
+def _tell_result(directory: Path, *, interrupted_at: int | None, num_waiting: int | None = None) -> None:
+    """``num_waiting``: segments that no row of a packed run has taken."""
     page, history = write_page(directory), load_history(directory)
+    if num_waiting is not None:
+        learnt = _count_learnt(history)
+        print(f"packing: {learnt:,} segments were learnt, {num_waiting} still waited and are dropped")
     if interrupted_at is None and len(history.evaluations) > 1:
         loaded, _ = load_first_and_last(history, directory)
         verdict = make_verdict(history, noise_between(*loaded) if len(loaded) > 1 else {})

@@ -11,9 +11,8 @@ from torch import nn
 
 from rollmatch.config import RunConfig, effective
 from rollmatch.errors import ConfigError, LaunchError
-from rollmatch.model.policy import count_weights, prepare
+from rollmatch.model.policy import auto_class, count_weights, prepare
 from rollmatch.model.source import dtype_of
-from rollmatch.run.assemble import takes_images
 from rollmatch.run.machine import has_gpu
 
 FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}
@@ -48,12 +47,11 @@ def check_attention(config: RunConfig) -> None:
 
 
 def _on_meta(config: RunConfig) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig
 
     architecture = AutoConfig.from_pretrained(config.model.model)
-    kind = AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
     with torch.device("meta"):
-        model: nn.Module = kind.from_config(architecture)
+        model: nn.Module = auto_class(architecture).from_config(architecture)
     model.name_or_path = config.model.model  # type: ignore[assignment]
     return model
 

@@ -56,8 +56,7 @@ def read_prompts(
     with loading():
         template = make_template(config)
     fitted, held_out = (fit_prompts(config, template, samples) for samples in (train, val))
-    for fit in (fitted, held_out):
-        check_teachers(config, template, fit.samples)
+    check_teachers(config, template, fitted.samples, held_out.samples)
     return template, fitted, held_out
 
 

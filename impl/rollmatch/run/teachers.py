@@ -38,12 +38,12 @@ def make_teachers(config: RunConfig, template: Template, load: Callable[[str], n
         answers: Answers = LocalAnswers(model=load(entry.model) if load and entry.model else None)
         if entry.base_url is not None:
             server = _server_of(entry.base_url)
-            answers = ServerAnswers(server=server, timeout_s=entry.timeout_s, retry_budget_s=entry.timeout_s)
+            answers = ServerAnswers(server=server, timeout_s=entry.timeout_s)
         made.append(Teacher(answers=answers, weight=entry.weight, when=entry.when, prompt_of=prompt_of))
     return made
 
 
-def check_teachers(config: RunConfig, template: Template, samples: Sequence[Sample]) -> None:
+def check_teachers(config: RunConfig, template: Template, *splits: Sequence[Sample]) -> None:
     """Compare vocabularies, try servers, and render each sample's prompt as its teacher sees it; of lazy samples some.
 
     Errors: ``teacher-vocabulary``, ``teacher-without-logprobs``, ``ServerRefused``, ``TransportFailed``,
@@ -59,7 +59,7 @@ def check_teachers(config: RunConfig, template: Template, samples: Sequence[Samp
             _check_server(template, _server_of(entry.base_url), top_k=top_k, key=key)
     if entries:
         _check_top_k(config, template)
-    _check_prompts(config, template, spread(samples) if entries else ())
+        _check_prompts(config, template, [sample for samples in splits for sample in spread(samples)])
 
 
 def first_difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> int | None:

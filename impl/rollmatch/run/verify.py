@@ -30,8 +30,10 @@ class StoredAnswers:
 
 def stored_answers(config: RunConfig, run: Path, checkpoint: Path) -> StoredAnswers:
     """Of the evaluation at the checkpoint's step. Errors: ``nothing-to-verify``."""
+    from rollmatch.training.evaluation import evaluation_file
+
     step, remedy = step_of(checkpoint), "Name a checkpoint of a step that was evaluated, or leave --verify out."
-    path = run / f"evaluations/step-{step:06d}.json"
+    path = run / evaluation_file(step)
     if not path.is_file():
         problem = f"{run} was not evaluated at step {step}"
         raise LaunchError(problem, code="nothing-to-verify", key=KEY, remedy=remedy)
@@ -101,15 +103,13 @@ def _generate(samples: Sequence[Sample], config: RunConfig, out: Path, compute_d
 
 def _load(config: RunConfig, adapter: Path | None) -> "nn.Module":
     """As whoever downloads it would."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig
 
-    from rollmatch.run.assemble import takes_images
+    from rollmatch.model.policy import auto_class, load_adapters
 
-    kind = AutoModelForImageTextToText if takes_images(config) else AutoModelForCausalLM
+    kind = auto_class(AutoConfig.from_pretrained(config.model.model))
     if adapter is None:
         plain: nn.Module = kind.from_pretrained(config.model.model, dtype="auto")
         return plain
-    from rollmatch.model.policy import load_adapters
-
     base = kind.from_pretrained(config.model.model, dtype=config.model.torch_dtype)
     return load_adapters(base, adapter, config.model, config.tuner)

@@ -44,7 +44,7 @@ class MemoryNames:
     def swapped_in(self, specs: Sequence[TensorSpec]) -> frozenset[str]:
         """Names of those that are announced as they are in memory, with the dimensions of the checkpoint swapped.
 
-        Errors: ``TensorMismatch``, where these are equal, so that nobody can tell.
+        Errors: ``TensorMismatch``, where these are equal, so that nobody can know.
         """
         swapped = [spec for spec in specs if self._may_be_swapped(spec) and spec.name in self._in_memory.swapped]
         for spec in swapped:

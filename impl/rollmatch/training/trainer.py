@@ -454,11 +454,12 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         """
         ranks, step = self.source.ranks, self.state.global_step
         remedy = "Continue from the last checkpoint (--resume) with a lower one, or with a lower max_grad_norm."
-        if not all(ranks.gather(self.report.is_finite)):
+        trained = ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
+        are_finite, names = zip(*ranks.gather((self.report.is_finite, first_not_finite(trained))), strict=True)
+        if not all(are_finite):
             problem = f"the loss of step {step} is no finite number, nor are the weights now"
             raise LearnError(problem, code="loss-not-finite", key="training.learning_rate", remedy=remedy)
-        trained = ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
-        if name := next(filter(None, ranks.gather(first_not_finite(trained))), None):
+        if name := next(filter(None, names), None):
             problem = f"{name} holds NaN or infinity after step {step}"
             raise LearnError(problem, code="policy-not-finite", key="training.learning_rate", remedy=remedy)
         super()._maybe_log_save_evaluate(*arguments, **named)

@@ -56,13 +56,13 @@ class TeacherServer:
             num = len(rows) if isinstance(rows, list) else "no"
             raise self._malformed(f"{num} log-probabilities for {len(token_ids)} tokens")
         try:
-            told = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in rows[prompt_len:]]
-            own = tuple(row[token_id] for row, token_id in zip(told, token_ids[prompt_len:], strict=True))
+            found = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in rows[prompt_len:]]
+            own = tuple(row[token_id] for row, token_id in zip(found, token_ids[prompt_len:], strict=True))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._malformed(f"not the log-probabilities of these tokens: {error!r}") from error
-        if any(len(row) < top_k for row in told):
+        if any(len(row) < top_k for row in found):
             raise self._malformed(f"fewer than {top_k} tokens at a place")
-        likeliest = (sorted(row.items(), key=lambda pair: -pair[1])[:top_k] for row in told)
+        likeliest = (sorted(row.items(), key=lambda pair: -pair[1])[:top_k] for row in found)
         return Teaching(logprobs=own, top=tuple(map(tuple, likeliest)))
 
     def _malformed(self, problem: str) -> ReplyMalformed:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rollmatch.learn.head import Logits, row_scores, to_device, without_ids
+from rollmatch.learn.head import Logits, log_distribution, row_scores, to_device
 from rollmatch.objectives.grpo.loss import (
     TERM_NAMES,
     PolicyRules,
@@ -119,7 +119,7 @@ def _logprobs_and_divergences(
     ids = to_device(supervision.token_ids, dtype=torch.int64, device=device)
 
     def score(rows: Tensor, some: Tensor, some_top: Tensor, some_teacher: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = without_ids(rows / rules.temperature, rules.excluded_ids).log_softmax(-1)
+        logprobs = log_distribution(rows, temperature=rules.temperature, excluded_ids=rules.excluded_ids)
         return (
             logprobs.gather(-1, some[:, None])[:, 0],
             divergence.of(logprobs.gather(-1, some_top), some_teacher.to(logprobs.dtype)),

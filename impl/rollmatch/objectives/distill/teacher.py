@@ -48,9 +48,7 @@ class ServerAnswers:
 
     server: TeacherServer
     timeout_s: float
-    """Of one call."""
-    retry_budget_s: float
-    """From the first failure of a call."""
+    """Of one call, and from its first failure on of its repetitions."""
 
     def __call__(self, segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int) -> list[Teaching]:
         """Calls at the same time, each repeated while the server is busy or away.
@@ -65,12 +63,12 @@ class ServerAnswers:
                 partial(
                     self.server.teach, segment.token_ids, segment.prompt_len, top_k=top_k, timeout_s=self.timeout_s
                 ),
-                budget_s=self.retry_budget_s,
-                failed=tell,
+                budget_s=self.timeout_s,
+                failed=warn,
                 clock=time,
             )
 
-        def tell(error: RolloutError, pause: Pause | None) -> None:
+        def warn(error: RolloutError, pause: Pause | None) -> None:
             if pause is not None:
                 LOG.warning("teacher %s, attempt %d in %.2g s: %s", self.server.base_url, *pause[:2], error)
 
@@ -95,7 +93,7 @@ class Teacher:
 
     def teach(self, segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int) -> list[Segment]:
         """The segments with what this teacher says of them. All ranks call it, also without segments."""
-        told = self.answers([self._asked(segment) for segment in segments], context, top_k=top_k)
+        answers = self.answers([self._asked(segment) for segment in segments], context, top_k=top_k)
         return [
             replace(
                 segment,
@@ -106,7 +104,7 @@ class Teacher:
                     teacher_weight=self.weight,
                 ),
             )
-            for segment, one in zip(segments, told, strict=True)
+            for segment, one in zip(segments, answers, strict=True)
         ]
 
     def _asked(self, segment: Segment) -> Segment:

@@ -48,7 +48,7 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
-from rollmatch.learn.head import Logits, logprobs_of, row_scores, to_device, without_ids
+from rollmatch.learn.head import Logits, log_distribution, logprobs_of, row_scores, to_device
 from rollmatch.records import PolicyTarget, Segment, TopLogprobs
 
 Normalize = Literal["token", "sequence", "constant"]
@@ -261,7 +261,7 @@ def policy_loss(
     ids = to_device(supervision.token_ids, dtype=torch.int64, device=logits.device)
 
     def of_rows(rows: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
-        scores = without_ids(rows / rules.temperature, rules.excluded_ids).log_softmax(-1)
+        scores = log_distribution(rows, temperature=rules.temperature, excluded_ids=rules.excluded_ids)
         known = scores.masked_fill(scores == -torch.inf, 0.0)  # 0 * log 0 is 0
         return scores.gather(-1, some[:, None])[:, 0], -(scores.exp() * known).sum(-1)
 
