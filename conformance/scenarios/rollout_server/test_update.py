@@ -345,10 +345,15 @@ def test_workers_hear_of_a_groups_end_before_they_hear_of_the_next():
     async def run():
         bench = Bench()
         await bench.open()
+        bench.hold("rollmatch_close")
         closing = bench.begin("/native/communicator/close/", {"client": "me"})
         while bench.update.group is Group.OPEN:
             await asyncio.sleep(0)
-        assert (await bench.open(client="next"))[0] == 200
+        opening = asyncio.create_task(bench.open(client="next"))
+        done, _ = await asyncio.wait([opening], timeout=0.2)
+        assert not done, "the workers still leave the group before"
+        bench.release.set()
+        assert (await opening)[0] == 200
         assert await closing.end() == (200, {"closed": True, "leaving": False})
         for replica in bench.parts.pool.replicas:
             heard = [call[0] for call in replica.calls if call[0] in ("rollmatch_open", "rollmatch_close")]
