@@ -57,7 +57,7 @@ def test_a_wrong_section_is_refused_and_a_right_one_taken(bad, code, key, good):
 @pytest.mark.scenario(
     clauses=[
         "distillation/a-teacher-that-cannot-teach-is-refused-before-a-model-is-loaded#10",
-        "grpo-server-mode/the-options-of-the-policy-gradient-are-checked#1",
+        "grpo-server-mode/the-options-of-the-policy-gradient-are-checked#1,11",
     ]
 )
 @pytest.mark.parametrize(

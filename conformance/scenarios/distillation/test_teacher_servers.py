@@ -1,14 +1,26 @@
 """Teachers by URL: a server that judges tokens, and servers that cannot."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from conformance.doubles.digits import ROOT
-from conformance.doubles.distilled import DIVERGENCE, MODEL, PROMPTED, checked, make_trainer, steps_of
+from conformance.doubles.distilled import (
+    DIVERGENCE,
+    MODEL,
+    PROMPTED,
+    checked,
+    config_of,
+    make_trainer,
+    samples,
+    steps_of,
+)
 from conformance.doubles.instance import free_port
 from conformance.doubles.refusals import refused
 from conformance.doubles.teacher_server import MAX_LOGPROBS, MAX_MODEL_LEN, TeacherDouble, serving
+from rollmatch.run.assemble import make_template
+from rollmatch.run.teachers import check_teachers
 
 TEACHERS = "custom.extra.distill.teachers="
 KEY = "custom.extra.distill.teachers.0.base_url"
@@ -85,7 +97,7 @@ def without_logprobs(body):
 
 @pytest.mark.scenario(
     "distillation/a-server-that-cannot-teach-is-refused-before-a-model-is-loaded",
-    clauses=["distillation/a-teacher-may-be-a-server#5,6"],
+    clauses=["distillation/a-teacher-may-be-a-server#5,6,7"],
 )
 def test_a_server_that_cannot_teach_is_refused_before_a_model_is_loaded():
     with serving(TeacherDouble(MODEL)) as url:
@@ -103,6 +115,14 @@ def test_a_server_that_cannot_teach_is_refused_before_a_model_is_loaded():
         assert (error.code, error.key) == ("teacher-without-logprobs", KEY)
     (error,) = checked(served(f"http://127.0.0.1:{free_port()}"), *DIVERGENCE)
     assert error.code == "transport-failed"
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#7"])
+def test_a_sample_with_an_image_has_no_teacher_by_url():
+    pictured = replace(samples()[0], images=("a.png",))
+    with serving(TeacherDouble(MODEL)) as url, refused("teacher-without-images", pictured.origin):
+        config = config_of(served(url), *DIVERGENCE)
+        check_teachers(config, make_template(config), [pictured])
 
 
 @pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#6"])

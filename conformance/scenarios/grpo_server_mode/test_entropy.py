@@ -40,7 +40,7 @@ def test_half_of_the_tokens_have_a_gradient():
     assert whole[SURE].abs().max() > 0
 
 
-@pytest.mark.scenario(clauses=["grpo-server-mode/the-policy-s-entropy-may-count#1,2"])
+@pytest.mark.scenario(clauses=["grpo-server-mode/the-policy-s-entropy-may-count#1,2,4"])
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_the_mean_entropy_is_taken_off_the_loss(share):
     logits = LOGITS.clone().requires_grad_()

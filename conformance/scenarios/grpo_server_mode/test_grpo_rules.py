@@ -21,7 +21,7 @@ def pair(code, key, bad, good):
 
 @pytest.mark.scenario(
     clauses=[
-        "grpo-server-mode/the-options-of-the-policy-gradient-are-checked#1,4,5,6,7,9",
+        "grpo-server-mode/the-options-of-the-policy-gradient-are-checked#1,4,5,6,7,9,11",
         "grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#5,7",
     ]
 )

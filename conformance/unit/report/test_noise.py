@@ -71,7 +71,9 @@ def test_other_precisions_and_other_samples_are_no_comparison():
     assert noise_between(means(old), elsewhere) == {"reward": float("inf")}
 
 
-@pytest.mark.scenario(clauses=["observability/before-and-after-are-comparable#3"])
+@pytest.mark.scenario(
+    "observability/one-more-right-answer-of-twelve", clauses=["observability/before-and-after-are-comparable#3"]
+)
 def test_the_page_names_samples_and_precision_and_draws_no_arrow_for_noise(tmp_path):
     events = [run_event(max_steps=1), *step_events(1, of=1)]
     for step, hits in ((0, 0), (1, 1)):

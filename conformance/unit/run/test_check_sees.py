@@ -102,7 +102,9 @@ def test_what_is_not_there_is_refused(task, capsys, monkeypatch, overrides, code
     assert not (task / "out").exists()
 
 
-@pytest.mark.scenario(clauses=["configuration/check-refuses-what-must-fail#1"])
+@pytest.mark.scenario(
+    "configuration/weights-that-are-cut-off", clauses=["configuration/check-refuses-what-must-fail#1"]
+)
 def test_weights_that_are_missing_or_cut_off_are_refused(task, capsys):
     path = task / "m/model.safetensors"
     whole = path.read_bytes()

@@ -66,7 +66,7 @@ def test_a_whole_export_gives_the_evaluated_answers_and_another_one_says_how_man
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
-@pytest.mark.scenario(clauses=["observability/an-export-says-what-it-keeps#2"])
+@pytest.mark.scenario("observability/an-adapter-alone", clauses=["observability/an-export-says-what-it-keeps#2"])
 def test_an_adapter_alone_gives_the_evaluated_answers(lora, capsys):
     folder, run = lora
     out = folder / "adapter"

@@ -77,7 +77,10 @@ def test_records_and_functions_make_a_run(tmp_path):
     assert (out / "checkpoint-1").exists()
 
 
-@pytest.mark.scenario(clauses=["data-ownership/evaluations-are-of-held-out-samples#1"])
+@pytest.mark.scenario(
+    "data-ownership/a-run-of-training-samples-alone",
+    clauses=["data-ownership/evaluations-are-of-held-out-samples#1"],
+)
 def test_what_a_run_learns_from_is_not_evaluated(tmp_path):
     out = train(keys(tmp_path), train_data=DATA, rewards=[right])
     events = list(read_journal(out / JOURNAL))
@@ -115,7 +118,9 @@ def nothing(answer, sample):
     return 0.0
 
 
-@pytest.mark.scenario(clauses=["observability/a-run-that-does-not-learn-says-so#1,2"])
+@pytest.mark.scenario(
+    "observability/all-rewards-are-equal", clauses=["observability/a-run-that-does-not-learn-says-so#1,2"]
+)
 @pytest.mark.parametrize(
     ("max_new_tokens", "cause"),
     [(1, "100% of the completions are cut off: raise max_new_tokens"), (12, "they are about 0: read completions")],
@@ -166,7 +171,9 @@ class Counts(TrainerCallback):
         self.steps += 1
 
 
-@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-trainer-takes-the-arguments-of-trl#1,2"])
+@pytest.mark.scenario(
+    "grpo-server-mode/a-script-of-trl", clauses=["grpo-server-mode/grpo-trainer-takes-the-arguments-of-trl#1,2,3"]
+)
 def test_a_trainer_runs_by_args_peft_config_callbacks_and_functions_without_a_name(tmp_path, capsys):
     args = GRPOConfig(
         str(tmp_path / "run"),

@@ -63,7 +63,9 @@ def test_what_the_checkpoint_decides_is_refused(begun, capsys, monkeypatch, over
     assert (begun / "journal.jsonl").read_bytes() == before
 
 
-@pytest.mark.scenario(clauses=["determinism/a-resumed-run-changes-what-it-may#2,3"])
+@pytest.mark.scenario(
+    "determinism/a-run-of-two-steps-goes-on-to-four", clauses=["determinism/a-resumed-run-changes-what-it-may#2,3"]
+)
 def test_more_steps_are_shown_and_the_first_of_them_learns(begun, capsys, monkeypatch):
     """The schedule of two steps has ended at 0, where that of four steps is at half."""
     monkeypatch.chdir(ROOT)

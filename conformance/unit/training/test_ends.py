@@ -79,7 +79,7 @@ class OneRankHasNoNumber(Ranks):
     """Rank 0 of two; the other one says what this one says, and that its loss is no number."""
 
     def gather(self, item):
-        return [item, False if item is True else item]
+        return [item, (False, "") if item == (True, "") else item]
 
     def barrier(self):
         pass

@@ -74,7 +74,7 @@ def test_a_group_that_nobody_joins_in_time_frees_its_port(without_collector):
     wait_until(lambda: not listens(port))
 
 
-@pytest.mark.scenario(clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#12"])
+@pytest.mark.scenario(clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#12,14"])
 def test_a_trainer_that_died_is_told_from_one_that_is_idle():
     port = free_port()
     receiver = start(port, join_timeout_s=120)
