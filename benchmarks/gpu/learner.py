@@ -9,11 +9,16 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.gpu import decoder_layers, masked_loss, packed_pass
+from benchmarks.gpu import decoder_layers, masked_loss, packed_pass, shared_prompt
 from benchmarks.gpu.measure import on_gpu, say, surroundings
 from benchmarks.gpu.report import RESULTS, folder_of
 
-PATHS = {"masked_loss": masked_loss, "packed_pass": packed_pass, "decoder_layers": decoder_layers}
+PATHS = {
+    "masked_loss": masked_loss,
+    "packed_pass": packed_pass,
+    "decoder_layers": decoder_layers,
+    "shared_prompt": shared_prompt,
+}
 
 
 def run(name, *, kind, rounds, limit_s, out):

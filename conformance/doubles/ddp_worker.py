@@ -33,9 +33,9 @@ def make_mixed_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
 def make_uneven_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
     """Rank 0 learns from all segments of both ranks but one, so that rank 1 runs passes without any."""
 
-    def unevenly(lengths: list[int], *, capacity: int, num_ranks: int) -> list[list[list[int]]]:
-        assert (max(lengths) <= capacity, num_ranks) == (True, 2)
-        *most, last = ([place] for place in range(len(lengths)))
+    def unevenly(costs: list[balance.Cost], *, capacity: int, num_ranks: int) -> list[list[list[int]]]:
+        assert (max(costs)[0] <= capacity, num_ranks) == (True, 2)
+        *most, last = ([place] for place in range(len(costs)))
         return [most, [last, *([] for _ in most[1:])]]
 
     balance.balance = unevenly

@@ -1,6 +1,7 @@
 """Segments for tests: short, random, whole (prompt, prefix, tail, EOS), with real images."""
 
 import random
+from dataclasses import replace
 
 import torch
 
@@ -44,6 +45,28 @@ def make_segment(seed: int, *, num_images: int = 0, num_slots: int = 4) -> tuple
     """``write_segment``'s, and its images."""
     segment = write_segment(seed, num_images=num_images, num_slots=num_slots)
     return segment, _make_images(seed, _grids_of(seed, num_images))
+
+
+POSITIONS = ("coord_positions", "desc_positions", "corrected_positions")
+
+
+def make_group(seed: int, size: int, *, num_images: int) -> list[tuple[Segment, ImageFeatures]]:
+    """So many segments with the prompt and the images of the first, each with a target of its own."""
+    first, images = make_segment(seed, num_images=num_images)
+    made = [first]
+    for index in range(1, size):
+        other = write_segment(seed + 100 * index, num_slots=2 * (index % 4))
+        moved = first.prompt_len - other.prompt_len
+        made.append(
+            replace(
+                other,
+                sample=first.sample,
+                token_ids=first.token_ids[: first.prompt_len] + other.token_ids[other.prompt_len :],
+                prompt_len=first.prompt_len,
+                **{name: tuple(place + moved for place in getattr(other, name)) for name in POSITIONS},
+            )
+        )
+    return [(segment, images) for segment in made]
 
 
 def write_segment(seed: int, *, num_images: int = 0, num_slots: int = 4) -> Segment:

@@ -95,6 +95,8 @@ def _training(one_of, made):
         keys |= one_of({}, {"packing": True}, {"padding_free": True})
         if "packing" not in keys and one_of(True, False):
             keys |= {"tokens_per_micro_batch": length, "gradient_accumulation_steps": 1}
+        if {"packing", "padding_free", "tokens_per_micro_batch"} & keys.keys():
+            keys["share_prompts"] = one_of("auto", True, False)
     return {f"{T}.{name}": value for name, value in keys.items()} | {
         "global_max_length": length,
         "model.attn_impl": attention,
@@ -222,7 +224,7 @@ def _tuner(one_of, made):
     elif kind == "dropout":
         made["dropout"] = 0.25
         keys |= {"model.attn_impl": "eager", "training.callbacks": ["conformance.draws.models:SteadyDropout"]}
-        for name in ("packing", "padding_free", "tokens_per_micro_batch"):
+        for name in ("packing", "padding_free", "tokens_per_micro_batch", "share_prompts"):
             keys.pop(f"{T}.{name}", None)
 
 

@@ -1,10 +1,12 @@
 """Packed attention by a flash kernel on a GPU: the numbers of one segment after the other, and sealed."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from conformance.doubles.models import make_packed_model, packed_logits
-from conformance.doubles.segments import make_row, make_segment
+from conformance.doubles.segments import make_group, make_row, make_segment
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from rollmatch.learn import attention
 from rollmatch.learn.attention import packed_attention, varlen_for
@@ -32,10 +34,10 @@ def bounds_of(lengths):
     return torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
 
 
-def attended(states, lengths):
+def attended(states, lengths, **keys):
     module = make_tiny_qwen3().model.layers[0].self_attn
     module.num_key_value_groups = states[0].shape[1] // states[1].shape[1]
-    out, _ = packed_attention(module, *states, None, cu_seq_lens_q=bounds_of(lengths), scaling=0.09)
+    out, _ = packed_attention(module, *states, None, cu_seq_lens_q=bounds_of(lengths), scaling=0.09, **keys)
     grads = torch.autograd.grad(out.float().square().sum(), states)
     return [out.detach(), *grads]
 
@@ -49,6 +51,33 @@ def test_all_at_once_is_one_by_one_forward_and_backward(one_by_one, num_groups, 
     for name, mine, plain in zip(("out", "dq", "dk", "dv"), ours, attended(states, LENGTHS), strict=True):
         difference = (mine.float() - plain.float()).norm() / plain.float().norm()
         assert difference < BF16, name
+
+
+def test_a_shared_prompt_is_attended_to_by_all_its_segments(one_by_one):
+    """Gradients of a prompt are those of all that attend to it; the second prompt has one segment of one token."""
+    own, seen = (300, 7, 128, 65, 41, 1, 19), (300, 307, 428, 365, 41, 42, 19)
+    keys = {"cu_seq_lens_k": bounds_of(seen)}
+    states = states_of(sum(own))
+    ours = attended(states, own, **keys)
+    one_by_one()
+    for name, mine, plain in zip(("out", "dq", "dk", "dv"), ours, attended(states, own, **keys), strict=True):
+        difference = (mine.float() - plain.float()).norm() / plain.float().norm()
+        assert difference < BF16, name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_logits_of_a_shared_prompt_are_those_of_whole_segments(dtype):
+    pairs = [pair for seed in range(3) for pair in make_group(seed, 4, num_images=seed)]
+    row, images = make_row(*(segment for segment, _ in pairs)), [features for _, features in pairs]
+    shared = replace(row, shares_prompts=True)
+    whole, gradient = logits_of(row, images, dtype=dtype)
+    few, same = logits_of(shared, images, dtype=dtype)
+    assert shared.num_tokens < row.num_tokens
+    for start, moved, segment in zip(row.offsets, shared.offsets, row.segments, strict=True):
+        first, last = segment.prompt_len - 1, segment.encoded_len
+        expected, found = whole[start + first : start + last], few[moved + first : moved + last]
+        assert (found - expected).norm() < (BF16 if dtype is torch.bfloat16 else 1e-4) * expected.norm()
+    assert gradient.norm() > 0 < same.norm()
 
 
 def test_a_segment_is_untouched_by_its_neighbours():

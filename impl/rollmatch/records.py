@@ -8,6 +8,7 @@ name, never into a row, unless the field says so.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate, groupby
 from typing import Any
 
 NUM_BINS = 1000
@@ -273,6 +274,22 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Tokens of a segment that stand together in a row."""
+
+    segment: int
+    """Which of the row's segments."""
+    first: int
+    """Index in the segment of the first of these tokens."""
+    end: int
+    num_before: int = 0
+    """Tokens of the shared prompt before them, which stand elsewhere in the row."""
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """Segments in one sequence of a forward pass. Made by ``learn.pack``."""
 
@@ -280,6 +297,8 @@ class Row:
     """In concatenation order; segment i starts at ``offsets[i]``."""
     capacity: int
     """``global_max_length``, for the fill ratio."""
+    shares_prompts: bool = False
+    """Whether neighbours with one prompt have it once, but for its last token, whose logits are each one's own."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -287,30 +306,59 @@ class Row:
         return tuple(segment.encoded_len for segment in self.segments)
 
     @property
-    def offsets(self) -> tuple[int, ...]:
-        """[S] first index of each segment in the row.
+    def pieces(self) -> tuple[Piece, ...]:
+        """What stands in the row, in order: whole segments, or a shared prompt and what each segment adds to it.
 
-        >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
-        >>> def segment(length):
-        ...     return Segment(sample=sample, policy_version=1, token_ids=(7,) * length, prompt_len=1, prefix_len=0)
-        >>> Row(segments=(segment(3), segment(2), segment(4)), capacity=10).offsets
-        (0, 3, 5)
+        Two segments with the prompt 5, 6, 7 make the row 5, 6 | 7, 1 | 7, 2, 3:
+
+        >>> sample = Sample(sample_id=0, origin="x:1", images=())
+        >>> def segment(*token_ids):
+        ...     return Segment(sample=sample, policy_version=1, token_ids=token_ids, prompt_len=3, prefix_len=0)
+        >>> row = Row(segments=(segment(5, 6, 7, 1), segment(5, 6, 7, 2, 3)), capacity=10, shares_prompts=True)
+        >>> [(piece.segment, piece.first, piece.end, piece.num_before) for piece in row.pieces]
+        [(0, 0, 2, 0), (0, 2, 4, 2), (1, 2, 5, 2)]
         """
-        starts, total = [], 0
-        for length in self.lengths:
-            starts.append(total)
-            total += length
-        return tuple(starts)
+        runs = [len(list(run)) for _, run in groupby(self.segments, _prompt_of)] if self.shares_prompts else ()
+        pieces: list[Piece] = []
+        for size in runs or [1] * len(self.segments):
+            start = pieces[-1].segment + 1 if pieces else 0
+            shared = self.segments[start].prompt_len - 1 if size > 1 else 0
+            if shared > 0:
+                pieces.append(Piece(segment=start, first=0, end=shared))
+            members = enumerate(self.segments[start : start + size], start)
+            pieces += [Piece(segment=i, first=shared, end=one.encoded_len, num_before=shared) for i, one in members]
+        return tuple(pieces)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """[S] index in the row of each segment's first token, if it had its whole prompt before it: position p of the
+        target, and of the logits before it, is at offset + p.
+
+        >>> sample = Sample(sample_id=0, origin="x:1", images=())
+        >>> def segment(length):
+        ...     return Segment(sample=sample, policy_version=1, token_ids=(7,) * length, prompt_len=2, prefix_len=0)
+        >>> segments = segment(3), segment(5), segment(4)
+        >>> [Row(segments=segments, capacity=12, shares_prompts=shares).offsets for shares in (False, True)]
+        [(0, 3, 8), (0, 2, 6)]
+        """
+        pieces = self.pieces
+        starts = accumulate(map(len, pieces), initial=0)
+        return tuple({piece.segment: start - piece.first for piece, start in zip(pieces, starts)}.values())
 
     @property
     def num_tokens(self) -> int:
         """T, tokens of the row."""
-        return sum(self.lengths)
+        return sum(map(len, self.pieces))
 
     @property
     def fill(self) -> float:
         """Share of the capacity that holds tokens, 0..1."""
         return self.num_tokens / self.capacity
+
+
+def _prompt_of(segment: Segment) -> tuple[object, ...]:
+    """What segments have alike that can share a prompt."""
+    return segment.token_ids[: segment.prompt_len], segment.sample.images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ def test_parts_of_about_as_many_tokens_hold_each_sequence_once(lengths, num_part
 
 @given(st.lists(st.integers(1, CAPACITY), min_size=1, max_size=40), st.integers(1, 5))
 def test_rows_hold_each_sequence_once_and_are_as_many_on_every_rank(lengths, num_ranks):
-    rows = balance(lengths, capacity=CAPACITY, num_ranks=num_ranks)
+    rows = balance(list(zip(lengths, lengths, strict=True)), capacity=CAPACITY, num_ranks=num_ranks)
     assert len(rows) == num_ranks
     num_rows = len(rows[0])
     assert {len(mine) for mine in rows} == {num_rows}
@@ -44,7 +44,7 @@ def test_rows_hold_each_sequence_once_and_are_as_many_on_every_rank(lengths, num
 
 def test_a_sequence_longer_than_a_row_is_refused():
     with pytest.raises(ValueError, match="13 tokens does not fit a row of 12"):
-        balance([3, 13], capacity=CAPACITY, num_ranks=1)
+        balance([(3, 3), (13, 13)], capacity=CAPACITY, num_ranks=1)
 
 
 def deal_over_ranks(lengths_of_ranks, capacity):

@@ -23,6 +23,7 @@ WEIGHTLESS = ("~.soft_ce_weight=0", "~.w1_weight=0")
 PACKED, FLUSHED = "training.packing_drop_last=false", "training.packing_drop_last"
 EXTRA, STOPPING = "training.extra_arguments", "training.early_stopping={metric: f1}"
 TOKENS = "training.tokens_per_micro_batch"
+SHARED = "training.share_prompts=true"
 ROW = f"{TOKENS}=1024"
 SERVER = "~.vllm.server={servers: [{base_url: 'http://127.0.0.1:8000', group_port: 51216}]}"
 BESIDE = "tuner.modules_to_save=[lm_head]"
@@ -48,6 +49,11 @@ BROKEN = [
     values("micro-batch-twice", "training.packing", "true", "false", ROW),
     values("micro-batch-twice", "training.padding_free", "false", "true", ROW),
     values("micro-batch-twice", "training.gradient_accumulation_steps", 2, 1, ROW),
+    values("prompts-not-shared", "training.share_prompts", "true", "auto"),
+    values(
+        "prompts-not-shared", "training.share_prompts", "true", "false", "training.packing=true", "model.attn_impl=sdpa"
+    ),
+    ("prompts-not-shared", "training.share_prompts", [SHARED], [SHARED, "training.padding_free=true"]),
     values("padding-free-attention", TOKENS, 1024, "null", "model.attn_impl=sdpa"),
     values("padding-free-attention", "training.padding_free", "true", "false", "model.attn_impl=sdpa"),
     values("adapter-option-without-lora", "tuner.use_rslora", "true", "false"),

@@ -25,7 +25,7 @@ from rollmatch.learn.attention import (
     DeferredMask,
     packed_attention,
     packed_mask,
-    spans_of,
+    pieces_of,
     use_packed_attention,
     why_unpackable,
 )
@@ -85,7 +85,7 @@ def test_the_leak_test_sees_a_leak(model, batch):
 
     def leaky(some_row):
         inputs = make_model_inputs(some_row, images=images, model=model)
-        inputs["cu_seq_lens_q"] = torch.tensor([0, some_row.num_tokens])
+        inputs["cu_seq_lens_q"] = inputs["cu_seq_lens_k"] = torch.tensor([0, some_row.num_tokens])
         with torch.no_grad():
             return cut(model(**inputs).logits[0], some_row)
 
@@ -169,14 +169,26 @@ def test_attention_of_segments_is_sdpa_of_each_with_grouped_heads():
     torch.testing.assert_close(ours, (scores.softmax(-1) @ wide_value).transpose(1, 2), rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("bounds", [[0, 4], [1, 9], [0, 5, 5, 9], [0, 6, 4, 9], [0]])
-def test_bounds_that_do_not_cut_the_row_are_refused(bounds):
+@pytest.mark.parametrize(
+    ("bounds", "keys"),
+    [
+        *((bounds, bounds) for bounds in ([0, 4], [1, 9], [0, 5, 5, 9], [0, 6, 4, 9], [0])),
+        ([0, 5, 9], [0, 5, 10]),  # a part of the prompt
+        ([0, 5, 9], [0, 5, 8]),
+        ([0, 5, 9], [0, 6, 10]),  # nothing stands before
+        ([0, 5, 9], [0, 5]),
+    ],
+)
+def test_bounds_that_do_not_cut_the_row_are_refused(bounds, keys):
     with refused("packed-bounds-invalid", "cu_seq_lens_q"):
-        spans_of(torch.tensor(bounds), num_tokens=9)
+        pieces_of((torch.tensor(bounds), torch.tensor(keys)), num_tokens=9)
+
+
+def test_changed_bounds_are_read_again():
     written = torch.tensor([0, 5, 9])
-    assert spans_of(written, num_tokens=9) == ((0, 5), (5, 9))
+    assert pieces_of((written, written), num_tokens=9).own == ((0, 5), (5, 9))
     written[1] = 4
-    assert spans_of(written, num_tokens=9) == ((0, 4), (4, 9)), "changed bounds are read again"
+    assert pieces_of((written, written), num_tokens=9).own == ((0, 4), (4, 9))
 
 
 @pytest.mark.parametrize(

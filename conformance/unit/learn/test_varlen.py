@@ -5,20 +5,31 @@ import torch
 
 from conformance.doubles.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model, packed_logits
 from conformance.doubles.refusals import refused
+from conformance.doubles.segments import make_group
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from rollmatch.learn import attention
-from rollmatch.learn.attention import Varlen, describe, installed, packed_attention, varlen_for, working_dtype
+from rollmatch.learn.attention import (
+    Varlen,
+    describe,
+    installed,
+    packed_attention,
+    pieces_of,
+    varlen_for,
+    working_dtype,
+)
+from rollmatch.records import Row
 
 
 def reference(query, key, value, bounds_q, bounds_k, longest_q, longest_k, *, scale=None, window_size=(-1, -1)):
-    """[T, H, D] by a mask of blocks; asserts what a kernel relies on."""
+    """[T, H, D] by a mask of blocks, aligned at their lower right; asserts what a kernel relies on."""
     assert window_size == (-1, 0)
     assert bounds_q.dtype == bounds_k.dtype == torch.int32
-    assert longest_q == longest_k == max(bounds_q.diff().tolist())
+    assert (longest_q, longest_k) == tuple(max(bounds.diff().tolist()) for bounds in (bounds_q, bounds_k))
     assert query.dtype == key.dtype == value.dtype
     assert all(part.stride(-1) == 1 for part in (query, key, value))
-    owner = torch.repeat_interleave(torch.arange(len(bounds_q) - 1), bounds_q.diff())
-    allowed = (owner[:, None] == owner[None]) & torch.ones(len(query), len(query)).tril().bool()
+    lens_q, lens_k = bounds_q.diff(), bounds_k.diff()
+    blocks = [torch.ones(q, k).tril(k - q) for q, k in zip(lens_q.tolist(), lens_k.tolist(), strict=True)]
+    allowed = torch.block_diag(*blocks).bool()
     groups = query.shape[1] // key.shape[1]
     wide_key, wide_value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = torch.einsum("qhd,khd->hqk", query, wide_key) * scale
@@ -40,6 +51,17 @@ def kernel(monkeypatch):
     return seen
 
 
+@pytest.fixture(params=[False, True], ids=["whole", "shared"])
+def row_and_images(request, batch):
+    """Segments with prompts of their own, or two groups with a prompt each."""
+    if not request.param:
+        return batch
+    pairs = [pair for seed, size in ((1, 3), (2, 1), (3, 2)) for pair in make_group(seed, size, num_images=seed % 3)]
+    row = Row(segments=tuple(segment for segment, _ in pairs), capacity=4096, shares_prompts=True)
+    assert row.num_tokens < sum(row.lengths)
+    return row, [images for _, images in pairs]
+
+
 def learnt(row, images, *, checkpointing=False):
     model = make_packed_model().train()
     if checkpointing:
@@ -50,14 +72,16 @@ def learnt(row, images, *, checkpointing=False):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_one_launch_for_all_segments_gives_the_logits_and_gradients_of_one_by_one(batch, checkpointing, monkeypatch):
-    expected = learnt(*batch)
+def test_one_launch_for_all_segments_gives_the_logits_and_gradients_of_one_by_one(
+    row_and_images, checkpointing, monkeypatch
+):
+    expected = learnt(*row_and_images)
     used = []
     described = describe(
         "reference", lambda *a, scale=None, window_size=None: reference(*a, scale=scale, window_size=window_size)
     )
     monkeypatch.setattr(attention, "varlen_for", lambda query, *, dropout: used.append(1) or described)
-    logits, grads = learnt(*batch, checkpointing=checkpointing)
+    logits, grads = learnt(*row_and_images, checkpointing=checkpointing)
     assert len(used) == 2 * (1 + checkpointing)  # two layers
     torch.testing.assert_close(logits, expected[0], rtol=0, atol=TOLERANCE)
     assert_same_gradients(grads, expected[1])
@@ -125,8 +149,10 @@ def test_causality_and_scale_are_passed_in_the_kernels_own_words():
     def of_torch(q, k, v, a, b, c, d, *, scale=None, window_size=(-1, -1), enable_gqa=False):
         return [q, k, v, a, b, c, d, scale, window_size, enable_gqa]
 
-    rows = {"rows": ("bounds", 7), "scale": 0.5}
-    states = ("q", "k", "v", "bounds", "bounds", 7, 7, 0.5)
+    bounds = torch.tensor([0, 3, 5]), torch.tensor([0, 3, 8])
+    pieces = pieces_of(bounds, num_tokens=5)
+    rows = {"pieces": pieces, "scale": 0.5}
+    states = ("q", "k", "v", *pieces.bounds, 3, 5, 0.5)
     assert describe("it", flash)("q", "k", "v", **rows) == (*states, True, (-1, -1))
     assert describe("it", of_torch)("q", "k", "v", **rows) == [*states, (-1, 0), True]
     assert describe("no scale", lambda q, k, v, a, b, c, d, is_causal=False: q) is None

@@ -68,6 +68,20 @@ def _row_strategy(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(problem, code="micro-batch-strategy", key="training.strategy", remedy=remedy)
 
 
+def _shared_prompts(config: RunConfig) -> Iterator[ConfigError]:
+    training = config.training
+    if training.share_prompts is not True:
+        return
+    key, problem = "training.share_prompts", "is true, but segments of a forward pass are not concatenated"
+    if not (training.packing or training.padding_free is True or training.tokens_per_micro_batch):
+        remedy = "Set training.padding_free to true, or share_prompts to auto."
+        yield ConfigError(problem, code="prompts-not-shared", key=key, remedy=remedy)
+    if config.model.attn_impl != "packed":
+        problem = f"is true, but attention {config.model.attn_impl} knows no prompt of several segments"
+        remedy = "Set model.attn_impl to packed, or remove share_prompts."
+        yield ConfigError(problem, code="prompts-not-shared", key=key, remedy=remedy)
+
+
 BATCH_RULES: tuple[Rule, ...] = (
     Rule(reads=("training.packing", "training.packing_drop_last"), check=_packing),
     Rule(reads=("training.padding_free", "model.attn_impl"), check=_padding_free),
@@ -83,5 +97,9 @@ BATCH_RULES: tuple[Rule, ...] = (
         check=_fixed_batches,
     ),
     Rule(reads=(TOKENS, "model.attn_impl"), check=_row_attention),
+    Rule(
+        reads=("training.share_prompts", "training.packing", "training.padding_free", TOKENS, "model.attn_impl"),
+        check=_shared_prompts,
+    ),
     Rule(reads=(TOKENS, "training.strategy"), check=_row_strategy),
 )

@@ -329,6 +329,10 @@ class TrainingConfig(Section):
     padding_free: Literal["auto"] | bool = "auto"
     """Without packing, concatenate the segments of a micro-batch instead of padding them, and give all micro-batches of
     a step about as many tokens. Needs model.attn_impl: packed. auto does so on a GPU in half precision."""
+    share_prompts: Literal["auto"] | bool = "auto"
+    """Compute a prompt that several completions of a forward pass have once for all of them: the same losses and
+    gradients, for fewer tokens. Needs packing, padding_free or tokens_per_micro_batch. auto does so without dropout,
+    which would be one for all of them."""
     packing_buffer: Count | None = None
     """Most segments that may wait for a row of the next step; where more would, a step makes more rows than
     gradient_accumulation_steps. null: as many as a step brings. Unit: segments."""

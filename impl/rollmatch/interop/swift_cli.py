@@ -204,6 +204,9 @@ def _check(config: RunConfig) -> None:
     if config.training.tokens_per_micro_batch is not None:
         problem, key = "is set, and ms-swift's learner makes passes by samples", "training.tokens_per_micro_batch"
         raise LaunchError(problem, code="swift-trains-otherwise", key=key, remedy="Remove it.")
+    if config.training.share_prompts is True:
+        problem, key = "is true, and ms-swift's learner computes each prompt again", "training.share_prompts"
+        raise LaunchError(problem, code="swift-trains-otherwise", key=key, remedy="Remove it.")
     if not uses_servers(config):
         remedy = "Name the server under rlhf, and start it with rollmatch serve."
         raise LaunchError("no server is named", code="swift-trains-otherwise", key="rlhf.vllm_mode", remedy=remedy)

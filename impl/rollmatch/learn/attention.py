@@ -1,18 +1,19 @@
 """Attention that keeps packed segments apart: exact, block-diagonal and causal, on any device.
 
 Registered with transformers as ``rollmatch_packed``. When a forward call has ``cu_seq_lens_q`` (the bounds of
-the segments, spelled as for FlashAttention), each segment attends to itself alone: the work is the sum of squared
-lengths, nothing leaks, and no [T, T] mask exists. A flash kernel takes all segments at once where there is one
-(``varlen_for``); else they go through scaled-dot-product attention one after the other. Without the bounds
+the pieces, spelled as for FlashAttention), each piece attends to itself alone: the work is the sum of squared
+lengths, nothing leaks, and no [T, T] mask exists. A piece with more keys (``cu_seq_lens_k``) than queries also attends
+to a prompt that stands before it in the row once for several. A flash kernel takes all pieces at once where there is
+one (``varlen_for``); else they go through scaled-dot-product attention one after the other. Without the bounds
 (generation, KV cache, padded batches) it is transformers' ``sdpa``, mask included.
 """
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -46,10 +47,9 @@ class Varlen:
     scale_word: str
     words: Mapping[str, object]
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, rows: tuple[Tensor, int], scale: float) -> Tensor:
-        """Causal within each segment; ``rows`` are the bounds and the length of the longest segment."""
-        bounds, longest = rows
-        limits = (bounds, bounds, longest, longest)
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, pieces: "Pieces", scale: float) -> Tensor:
+        """Causal within each piece: its last query sees all keys that it attends to, the one before all but one."""
+        limits = (*pieces.bounds, *pieces.longest)
         out = self.call(query, key, value, *limits, **{self.scale_word: scale}, **self.words)
         attended: Tensor = out[0] if isinstance(out, tuple) else out
         return attended
@@ -146,28 +146,41 @@ def packed_attention(
                 remedy="Set model.attn_impl to eager, and training.packing and training.padding_free to false.",
             )
     bounds = kwargs.pop("cu_seq_lens_q", None)
+    seen = kwargs.pop("cu_seq_lens_k", None)
     if bounds is None:
         mask = attention_mask.tensor if isinstance(attention_mask, DeferredMask) else attention_mask
         output, _ = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
         return output, None
-    return _attend_packed(module, (query, key, value), bounds, kwargs), None
+    return _attend_packed(module, (query, key, value), (bounds, bounds if seen is None else seen), kwargs), None
 
 
 @torch.compiler.disable(reason="bounds are read as Python integers")  # type: ignore[no-untyped-call, untyped-decorator]
 def _attend_packed(
-    module: torch.nn.Module, states: tuple[Tensor, Tensor, Tensor], bounds: Tensor, kwargs: dict[str, Any]
+    module: torch.nn.Module,
+    states: tuple[Tensor, Tensor, Tensor],
+    bounds: tuple[Tensor, Tensor],
+    kwargs: dict[str, Any],
 ) -> Tensor:
-    """[1, H, T, D], [1, G, T, D] twice -> [1, T, H, D], each segment by itself; compiled layers break here."""
+    """[1, H, T, D], [1, G, T, D] twice -> [1, T, H, D], each piece by itself; compiled layers break here."""
     query, key, value = states
     _check_packed_call(query, key, kwargs.get("sliding_window"))
+    pieces = pieces_of(bounds, num_tokens=query.shape[2])
     kernel = varlen_for(query, dropout=kwargs.get("dropout", 0.0))
     if kernel is not None and _is_plain(module, kwargs) and value.shape[-1] == query.shape[-1]:
-        return _all_at_once(kernel, states, bounds, scale=kwargs.get("scaling"))
+        return _all_at_once(kernel, states, pieces, scale=kwargs.get("scaling"))
     parts = [
-        sdpa_attention_forward(module, query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], None, **kwargs)[0]
-        for a, b in spans_of(bounds, num_tokens=query.shape[2])
+        sdpa_attention_forward(
+            module, query[:, :, a:b], _seen(key, before, (a, b)), _seen(value, before, (a, b)), mask, **kwargs
+        )[0]
+        for (a, b), before, mask in pieces.each(query.device)
     ]
     return torch.cat(parts, dim=1)
+
+
+def _seen(states: Tensor, before: Span | None, own: Span) -> Tensor:
+    """[1, G, T, D] -> [1, G, K, D] that a piece attends to: the shared prompt before it, and its own."""
+    part = states[:, :, slice(*own)]
+    return part if before is None else torch.cat([states[:, :, slice(*before)], part], dim=2)
 
 
 def _is_plain(module: torch.nn.Module, kwargs: dict[str, object]) -> bool:
@@ -178,16 +191,32 @@ def _is_plain(module: torch.nn.Module, kwargs: dict[str, object]) -> bool:
 
 
 def _all_at_once(
-    kernel: Varlen, states: tuple[Tensor, Tensor, Tensor], bounds: Tensor, *, scale: float | None
+    kernel: Varlen, states: tuple[Tensor, Tensor, Tensor], pieces: "Pieces", *, scale: float | None
 ) -> Tensor:
     """[1, H, T, D], [1, G, T, D] twice -> [1, T, H, D], in the dtype that attention computes in."""
     query, _, _ = states
-    spans = spans_of(bounds, num_tokens=query.shape[2])
-    longest = max(b - a for a, b in spans)
     dtype = working_dtype(query)
-    rows = (part[0].transpose(0, 1).to(dtype) for part in states)
+    queries, *seen = (part[0].transpose(0, 1).to(dtype) for part in states)
+    if pieces.order is not None:
+        seen = [_Repeated.apply(part, pieces.order) for part in seen]  # type: ignore[no-untyped-call]
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    return kernel(*rows, rows=(bounds.to(torch.int32), longest), scale=scale)[None]
+    return kernel(queries, *seen, pieces=pieces, scale=scale)[None]
+
+
+class _Repeated(torch.autograd.Function):
+    """Rows in another order, some several times; the gradients of one row are added in float32 at least."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        ctx.num_rows = len(rows)
+        return rows[order]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (order,) = ctx.saved_tensors
+        total = grad.new_zeros(ctx.num_rows, *grad.shape[1:], dtype=torch.promote_types(grad.dtype, torch.float32))
+        return total.index_add_(0, order, grad.to(total.dtype)).to(grad.dtype), None
 
 
 def _check_packed_call(query: Tensor, key: Tensor, sliding_window: int | None) -> None:
@@ -234,27 +263,84 @@ def check_packable(model: torch.nn.Module, *, key: str = "training.packing") -> 
         raise LearnError(problem, code="sliding-window-packed", key=key, remedy=f"Remove {key}.")
 
 
-def spans_of(bounds: Tensor, *, num_tokens: int) -> tuple[Span, ...]:
-    """[S + 1] bounds -> S half-open spans. Errors: ``packed-bounds-invalid``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """How a row of T tokens attends: each piece to itself, and some to a shared prompt before."""
+
+    bounds: tuple[Tensor, Tensor]
+    """[S + 1] int32 of the pieces, and of what each attends to, one after the other."""
+    longest: tuple[int, int]
+    """Tokens of the longest piece, and most tokens that one attends to."""
+    own: tuple[Span, ...]
+    """[S] half-open spans in the row."""
+    before: tuple[Span | None, ...]
+    """[S] the shared prompt that a piece attends to, too."""
+    order: Tensor | None
+    """Indices in the row of what the pieces attend to, one after the other; None: the row as it is."""
+
+    def each(self, device: torch.device) -> Iterator[tuple[Span, Span | None, Tensor | None]]:
+        """Of each piece its span, its prompt's, and where causality needs one [1, 1, Q, K] a mask."""
+        for (a, b), before in zip(self.own, self.before, strict=True):
+            mask = None
+            if before is not None:
+                shape = b - a, before[1] - before[0] + b - a
+                mask = torch.ones(shape, dtype=torch.bool, device=device).tril(shape[1] - shape[0])[None, None]
+            yield (a, b), before, mask
+
+
+def pieces_of(bounds: tuple[Tensor, Tensor], *, num_tokens: int) -> Pieces:
+    """What [S + 1] bounds of queries and of keys say; a piece with more keys than queries attends to the last piece
+    before it that has as many. Errors: ``packed-bounds-invalid``.
 
     Read from the device once per tensor, not once per layer: reading waits for the device.
 
-    >>> spans_of(torch.tensor([0, 3, 5]), num_tokens=5)
-    ((0, 3), (3, 5))
+    >>> bounds = torch.tensor([0, 3, 5, 6, 8]), torch.tensor([0, 3, 8, 12, 14])  # 3 tokens; 2 and 1 after them; 2
+    >>> pieces = pieces_of(bounds, num_tokens=8)
+    >>> pieces.before
+    (None, (0, 3), (0, 3), None)
+    >>> pieces.order.tolist()
+    [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7]
     """
-    known: tuple[int, tuple[int, ...]] | None = getattr(bounds, "_rollmatch_bounds", None)
-    if known is None or known[0] != bounds._version:
-        known = (bounds._version, tuple(bounds.tolist()))
-        bounds._rollmatch_bounds = known  # type: ignore[attr-defined]
-    spans = tuple(pairwise(known[1]))
-    if not spans or spans[0][0] != 0 or spans[-1][1] != num_tokens or any(a >= b for a, b in spans):
-        raise LearnError(
-            f"bounds {known[1]} do not cut a row of {num_tokens} tokens",
-            code="packed-bounds-invalid",
-            key="cu_seq_lens_q",
-            remedy="Give 0, the end of the first segment, ..., the row's length.",
-        )
-    return spans
+    own, seen = bounds
+    versions = own._version, seen._version
+    known: tuple[object, Pieces] | None = getattr(own, "_rollmatch_pieces", None)
+    if known is None or known[0] != versions:
+        known = (versions, _read_pieces(bounds, num_tokens))
+        own._rollmatch_pieces = known  # type: ignore[attr-defined]
+    if known[1].own[-1][1] != num_tokens:
+        raise _cut_wrongly(bounds, num_tokens)
+    return known[1]
+
+
+def _read_pieces(bounds: tuple[Tensor, Tensor], num_tokens: int) -> Pieces:
+    own, seen = (tuple(pairwise(part.tolist())) for part in bounds)
+    before: list[Span | None] = []
+    prompt: Span = (0, 0)
+    if len(own) != len(seen) or not own or own[0][0] != 0 or any(a >= b for a, b in own):
+        raise _cut_wrongly(bounds, num_tokens)
+    for (a, b), (c, d) in zip(own, seen, strict=True):
+        num_before = (d - c) - (b - a)
+        prompt = prompt if num_before else (a, b)
+        before.append(prompt if num_before else None)
+        if num_before not in (0, prompt[1] - prompt[0]):
+            raise _cut_wrongly(bounds, num_tokens)
+    order = None
+    if any(before):
+        spans = chain.from_iterable(zip((span or (0, 0) for span in before), own, strict=True))
+        order = torch.cat([torch.arange(*span) for span in spans]).to(bounds[0].device)
+    longest = max(b - a for a, b in own), max(d - c for c, d in seen)
+    kept = bounds[0].to(torch.int32), bounds[1].to(torch.int32)
+    return Pieces(bounds=kept, longest=longest, own=own, before=tuple(before), order=order)
+
+
+def _cut_wrongly(bounds: tuple[Tensor, Tensor], num_tokens: int) -> LearnError:
+    return LearnError(
+        f"bounds {bounds[0].tolist()}, of keys {bounds[1].tolist()}, do not cut a row of {num_tokens} tokens",
+        code="packed-bounds-invalid",
+        key="cu_seq_lens_q",
+        remedy="Give 0, the end of the first piece, ..., the row's length; keys of a piece are its own, or also all of "
+        "the last piece before it with keys of its own alone.",
+    )
 
 
 def packed_mask(**kwargs: object) -> Tensor | DeferredMask | None:

@@ -20,28 +20,30 @@ VIDEO = 2
 
 
 def make_model_inputs(row: Row, *, images: Sequence[ImageFeatures], model: torch.nn.Module) -> dict[str, Any]:
-    """Arguments of one forward pass over a packed row of T tokens, on the model's device.
+    """Arguments of one forward pass over a packed row of T tokens in S pieces, on the model's device.
 
-    ``input_ids`` [1, T]; ``position_ids`` [4, 1, T] (without MRoPE [1, T]); ``cu_seq_lens_q/k`` [S + 1] int32;
-    token types [1, T] and the processor's tensors where there are images. No attention mask:
-    needs ``use_packed_attention`` (or FlashAttention) to keep the segments apart at the sum of squares.
-    Errors: ``images-not-aligned``, ``image-tokens-mismatch``, ``video-tokens``.
+    ``input_ids`` [1, T]; ``position_ids`` [4, 1, T] (without MRoPE [1, T]); ``cu_seq_lens_q/k`` [S + 1] int32, the
+    bounds of what attends and of what is attended to, as ``attention`` reads them; token types [1, T] and the
+    processor's tensors where there are images, of a shared prompt once. No attention mask: needs
+    ``use_packed_attention`` (without shared prompts, FlashAttention will do) to keep the pieces apart at the sum of
+    squares. Errors: ``images-not-aligned``, ``image-tokens-mismatch``, ``video-tokens``.
     """
-    part = multimodal_part(model)
+    part, pieces = multimodal_part(model), row.pieces
     positions = [_positions(s, i, part) for s, i in _aligned(row.segments, images)]
-    bounds = torch.tensor([0, *accumulate(row.lengths)], dtype=torch.int32)
-    longest = max(row.lengths)
-    token_ids = torch.cat([_ids(segment) for segment in row.segments])[None]
+    token_ids = torch.cat([_ids(row.segments[piece.segment])[piece.first : piece.end] for piece in pieces])[None]
+    places = [positions[piece.segment][:, piece.first : piece.end] for piece in pieces]
+    num_own, num_seen = [len(piece) for piece in pieces], [piece.num_before + len(piece) for piece in pieces]
     inputs = {
         "input_ids": token_ids,
-        "position_ids": _as_argument(torch.cat(positions, dim=1)[:, None]),
-        "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
-        "max_length_q": longest,
-        "max_length_k": longest,
+        "position_ids": _as_argument(torch.cat(places, dim=1)[:, None]),
+        "cu_seq_lens_q": torch.tensor([0, *accumulate(num_own)], dtype=torch.int32),
+        "cu_seq_lens_k": torch.tensor([0, *accumulate(num_seen)], dtype=torch.int32),
+        "max_length_q": max(num_own),
+        "max_length_k": max(num_seen),
         "use_cache": False,
     }
-    return _on_device_of(model, inputs | image_arguments(token_ids, images, model))
+    seen = [images[piece.segment] for piece in pieces if piece.first == 0]
+    return _on_device_of(model, inputs | image_arguments(token_ids, seen, model))
 
 
 def make_padded_inputs(
@@ -135,7 +137,8 @@ class Supervisor(Protocol):
     """What segments are to learn. The batcher only passes supervisions on."""
 
     def supervise(self, segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> Any:
-        """What a list of ``num_tokens`` tokens is to learn in which segment i starts at ``starts[i]``."""
+        """What a list of ``num_tokens`` tokens is to learn in which segment i starts at ``starts[i]``; segments may
+        overlap in prompts that they share."""
 
     def logit_indices(self, supervision: Any) -> Sequence[int]:
         """Where the logits stand that it needs, ascending."""
@@ -150,6 +153,9 @@ class MicroBatch:
     """The objective's."""
     segments: tuple[Segment, ...]
     num_tokens: int
+    """Of the segments, each with its whole prompt."""
+    num_shared: int = 0
+    """Of those, prompts' that stand in the row once for several segments."""
     fill: float
     """Tokens per place: of the row's capacity, or of the padded rectangle."""
     is_packed: bool
@@ -170,14 +176,17 @@ class Batcher:
         packer: Packer | None,
         pad_id: int,
         balancer: RowBalancer | None = None,
+        shares_prompts: bool = False,
         max_waiting: int | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        """``balancer``: without a packer, segments of a micro-batch are concatenated, not padded. ``max_waiting``:
-        segments that the packer may keep for the next step, where ``num_batches`` rows do not take them."""
+        """``balancer``: without a packer, segments of a micro-batch are concatenated, not padded. ``shares_prompts``:
+        neighbours of a row compute a prompt that they have alike once. ``max_waiting``: segments that the packer may
+        keep for the next step, where ``num_batches`` rows do not take them."""
         self.max_waiting = max_waiting
         self.ranks = ranks or Ranks()
         self.balancer = balancer
+        self.shares_prompts = shares_prompts
         self.model = model
         self.supervisor = supervisor
         self.packer = packer
@@ -224,23 +233,29 @@ class Batcher:
         sample = Sample(sample_id=0, origin="no sample", images=())
         token = Segment(sample=sample, policy_version=0, token_ids=(self.pad_id,), prompt_len=1, prefix_len=0)
         row = Row(segments=(token,), capacity=capacity)
-        return self._pass_of(row, [NO_IMAGES], learnt=replace(row, segments=()))
+        return self._pass_of(row, [NO_IMAGES], learnt=(), fill=0.0)
 
     def _packed(self, row: Row, features_of: FeaturesOf) -> MicroBatch:
-        return self._pass_of(row, [features_of(segment.sample) for segment in row.segments], learnt=row)
+        images = [features_of(segment.sample) for segment in row.segments]
+        shared = replace(row, shares_prompts=self.shares_prompts)
+        return self._pass_of(shared, images, learnt=row.segments, fill=row.fill)
 
-    def _pass_of(self, row: Row, images: Sequence[ImageFeatures], *, learnt: Row) -> MicroBatch:
-        """``learnt``: the row, or none of its segments."""
-        supervision = self.supervisor.supervise(learnt.segments, starts=learnt.offsets, num_tokens=row.num_tokens)
+    def _pass_of(
+        self, row: Row, images: Sequence[ImageFeatures], *, learnt: tuple[Segment, ...], fill: float
+    ) -> MicroBatch:
+        """``learnt``: all of the row's segments, or none."""
+        starts = row.offsets[: len(learnt)]
+        supervision = self.supervisor.supervise(learnt, starts=starts, num_tokens=row.num_tokens)
         inputs = make_model_inputs(row, images=images, model=self.model)
         indices = self.supervisor.logit_indices(supervision)
         kept = torch.tensor(indices, dtype=torch.int64, device=inputs["input_ids"].device)
         return MicroBatch(
             inputs=inputs | {"logits_to_keep": kept},
             supervision=supervision,
-            segments=learnt.segments,
-            num_tokens=learnt.num_tokens,
-            fill=learnt.fill,
+            segments=learnt,
+            num_tokens=sum(row.lengths) if learnt else 0,
+            num_shared=sum(row.lengths) - row.num_tokens,
+            fill=fill,
             is_packed=True,
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rollmatch.learn.balance import PassSize
+from rollmatch.learn.balance import PassSize, costs_of
 from rollmatch.learn.batch import make_model_inputs, make_padded_inputs
 from rollmatch.learn.head import Logits, Score, Scoring, logprobs_of, logprobs_with_top, to_device
 from rollmatch.model.images import ImageFeatures
@@ -39,12 +39,16 @@ def score_segments(
     that makes more of each token, lists.
     """
     training, scored = model.training, dict[int, tuple[Any, ...]]()
-    score = _score_batch if size.tokens is None else _score_row
     model.eval()
     try:
-        for chosen in size.split([segment.encoded_len for segment in segments]):
-            batch = [segments[index] for index in chosen]
-            scored |= dict(zip(chosen, score(model, batch, features_of, logprobs), strict=True))
+        for chosen in size.split(costs_of(segments, shares_prompts=size.shares_prompts)):
+            batch = tuple(segments[index] for index in chosen)
+            if size.is_packed:
+                row = Row(segments=batch, capacity=0, shares_prompts=size.shares_prompts)
+                scores = _score_row(model, row, features_of, logprobs)
+            else:
+                scores = _score_batch(model, batch, features_of, logprobs)
+            scored |= dict(zip(chosen, scores, strict=True))
     finally:
         model.train(training)
     return [scored[index] for index in range(len(segments))]
@@ -65,11 +69,11 @@ def score_without_adapters(model: nn.Module, inputs: dict[str, object], score: S
 
 def _score_row(
     model: nn.Module,
-    segments: Sequence[Segment],
+    row: Row,
     features_of: Callable[[Sample], ImageFeatures],
     logprobs: LogprobsOf,
 ) -> list[tuple[Any, ...]]:
-    row = Row(segments=tuple(segments), capacity=0)
+    segments = row.segments
     inputs = make_model_inputs(row, images=[features_of(segment.sample) for segment in segments], model=model)
     device, lens = inputs["input_ids"].device, [segment.train_len for segment in segments]
     firsts = [start + segment.prompt_len - 1 for segment, start in zip(segments, row.offsets, strict=True)]
@@ -161,7 +165,7 @@ class SegmentScorer:
 
     def _count_idle(self, segments: Sequence[Segment], size: PassSize) -> int:
         """Passes that other ranks run more than this one. Errors: those of ``check_images``."""
-        passes = size.split([segment.encoded_len for segment in segments])
+        passes = size.split(costs_of(segments, shares_prompts=size.shares_prompts))
         self.check_images([any(segments[index].sample.images for index in chosen) for chosen in passes])
         return max(self.ranks.gather(len(passes))) - len(passes)
 

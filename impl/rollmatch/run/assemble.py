@@ -35,7 +35,7 @@ from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.source import RolloutSource
 from rollmatch.rollout.work_items import first_server
-from rollmatch.run.computing import is_padding_free, recomputes
+from rollmatch.run.computing import is_padding_free, recomputes, shares_prompts
 from rollmatch.run.connect import connect_servers, try_out, try_out_adapters
 from rollmatch.run.objectives import make_objective
 from rollmatch.run.plugins import needs_coord_tokens
@@ -276,15 +276,18 @@ def _make_batcher(
     if training.packing:
         check_packable(model)
         packer = Packer(config.global_max_length)
+    concatenates = is_padding_free(config, model)
+    shares = (training.packing or concatenates) and shares_prompts(config, model)
     balancer = None
-    if is_padding_free(config, model):
-        balancer = RowBalancer(capacity=training.tokens_per_micro_batch, ranks=ranks)
+    if concatenates:
+        balancer = RowBalancer(capacity=training.tokens_per_micro_batch, ranks=ranks, shares_prompts=shares)
     return Batcher(
         model,
         objective,
         packer=packer,
         pad_id=pad_id,
         balancer=balancer,
+        shares_prompts=shares,
         max_waiting=effective.packing_buffer(config),
         ranks=ranks,
     )

@@ -53,3 +53,13 @@ def is_padding_free(config: RunConfig, model: torch.nn.Module) -> bool:
         return False
     halves = config.training.bf16 or next(model.parameters()).dtype in FLASH_DTYPES
     return halves and not why_unpackable(model)
+
+
+def shares_prompts(config: RunConfig, model: torch.nn.Module) -> bool:
+    """Of a model whose segments are concatenated. auto: unless dropout would make segments of a prompt alike."""
+    if config.model.attn_impl != "packed" or config.training.share_prompts != "auto":
+        return config.training.share_prompts is True
+    text = unwrap(model).config.get_text_config()
+    shares = [getattr(text, "attention_dropout", 0.0)]
+    shares += [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    return not any(shares)

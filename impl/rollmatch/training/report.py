@@ -208,6 +208,7 @@ class StepReport:
             "rollout_tokens": float(rollout_tokens),
             "rollout_tok_s": waited_for / self.phase_s["rollout"] if self.phase_s["rollout"] else 0.0,
             "learn_tokens": float(learn_tokens),
+            "shared_tokens": float(sum(batch.num_shared for batch in batches)),
             "learn_tok_s": learn_tokens / self.phase_s["learn"] if self.phase_s["learn"] else 0.0,
             "forwards_s": len(batches) / self.phase_s["learn"] if self.phase_s["learn"] else 0.0,
             "overlong/prompts_truncated": float(self.num_cut_prompts),

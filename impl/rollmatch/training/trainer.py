@@ -311,6 +311,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
     ) -> ObjectiveContext:
         """What the objective may use; ``features`` by sample id, missing ones are computed."""
         source, temperature = self.source, self.source.decoding.temperature or 1.0
+        batcher = self.learner.batcher
         num_rollouts = self.args.per_device_train_batch_size * self.learner.objective.reuse.num_rollouts
         score = SegmentScorer(
             model=self.model,
@@ -318,7 +319,9 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             features_of=partial(self._features_of, known=features),
             temperature=temperature,
             excluded_ids=source.template.banned_ids,
-            size=PassSize(segments=num_rollouts, tokens=self.learner.batcher.tokens_per_batch),
+            size=PassSize(
+                segments=num_rollouts, tokens=batcher.tokens_per_batch, shares_prompts=batcher.shares_prompts
+            ),
             check_images=self._check_images,
             ranks=source.ranks,
         )

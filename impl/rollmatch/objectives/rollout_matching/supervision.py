@@ -117,6 +117,8 @@ def mask_segments(
 def place_supervisions(supervisions: Iterable[Supervision], *, starts: Iterable[int], num_tokens: int) -> Supervision:
     """Lay several supervisions into one list of ``num_tokens`` tokens; gaps teach nothing.
 
+    Segments that share a prompt overlap, before what they teach.
+
     >>> one = Supervision(labels=(-100, 5), weights=(0.0, 1.0), coord_positions=(1,), coord_bins=(8,),
     ...                   coord_in_prefix=(True,))
     >>> both = place_supervisions([one, one], starts=[0, 3], num_tokens=5)
@@ -126,8 +128,9 @@ def place_supervisions(supervisions: Iterable[Supervision], *, starts: Iterable[
     labels, weights = [IGNORED] * num_tokens, [0.0] * num_tokens
     slots: list[tuple[int, int, bool]] = []
     for part, start in zip(supervisions, starts):
-        labels[start : start + len(part.labels)] = part.labels
-        weights[start : start + len(part.weights)] = part.weights
+        for place, (label, weight) in enumerate(zip(part.labels, part.weights, strict=True), start):
+            if label != IGNORED:
+                labels[place], weights[place] = label, weight
         moved = (start + position for position in part.coord_positions)
         slots += zip(moved, part.coord_bins, part.coord_in_prefix)
     return Supervision(
