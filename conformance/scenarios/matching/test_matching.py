@@ -72,7 +72,7 @@ def test_only_the_best_candidate_counts():
 
 
 @pytest.mark.scenario(
-    "decoding/defaults-decode-greedily", clauses=["decoding/sampling-is-configured-under-decoding#1,2,3,4"]
+    "decoding/defaults-decode-greedily", clauses=["decoding/sampling-is-configured-under-decoding#1,2,3,4,5"]
 )
 def test_defaults_decode_greedily():
     decoding = make_decoding(config_with().custom.extra.rollout_matching)

@@ -59,7 +59,7 @@ def test_neither_the_given_tree_nor_a_config_can_be_changed():
     "configuration/the-right-trainer-variant-is-accepted",
     "rollout-backends/an-unknown-backend-is-refused",
     clauses=[
-        "decoding/sampling-is-configured-under-decoding#2,3,4,5",
+        "decoding/sampling-is-configured-under-decoding#2,4,5,6",
         "configuration/rollout-matching-is-chosen-by-its-trainer-variant#1,2",
     ],
 )

@@ -15,7 +15,7 @@ def test_the_trainer_of_the_readme_learns(tmp_path):
     for written, here in (
         ("HuggingFaceTB/SmolLM2-135M-Instruct", str(ROOT / "fixtures/models/arithmetic")),
         ('"training.max_steps": 100', '"training.max_steps": 2, "training.per_device_train_batch_size": 1'),
-        ('{"max_new_tokens": 64', '{"rollout_backend": "hf", "max_new_tokens": 16'),
+        ('"rollout.max_new_tokens": 64', '"rollout": {"rollout_backend": "hf", "max_new_tokens": 16}'),
     ):
         assert written in code
         code = code.replace(written, here)

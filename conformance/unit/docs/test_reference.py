@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from rollmatch.config import make
-from rollmatch.config.layers import merge
+from rollmatch.config.layers import merge, nested
 from rollmatch.config.schema import fields, section_of
 from scripts import reference
 
@@ -73,7 +73,7 @@ def test_paths_and_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("example", list(examples()))
 def test_examples_of_a_configuration_are_accepted(example):
-    own = {key: value for key, value in example.items() if key != "extends"}
+    own = nested({key: value for key, value in example.items() if key != "extends"})
     files = {"train_jsonl": None, "val_jsonl": None} if "dataset" in own.get("custom", {}) else {}
     assert make(merge(merge(MINIMAL, {"custom": files}), own)).custom.trainer_variant
 

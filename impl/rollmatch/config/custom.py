@@ -337,6 +337,17 @@ class CustomConfig(Section):
         unset = {name: text for name, text in texts.items() if name not in self.prompts.model_fields_set}
         return self.model_copy(update={"prompts": self.prompts.model_copy(update=unset)}) if unset else self
 
+    @model_validator(mode="after")
+    def _sample_by_default(self) -> Self:
+        """A gradient that compares completions needs several: they are sampled unless a temperature is set."""
+        rollout = self.extra.rollout_matching
+        is_set = "temperature" in rollout.decoding.model_fields_set or rollout.decode_mode == "beam"
+        if is_set or not self.learns_from_completions:
+            return self
+        decoding = rollout.decoding.model_copy(update={"temperature": 1.0})
+        extra = self.extra.model_copy(update={"rollout_matching": rollout.model_copy(update={"decoding": decoding})})
+        return self.model_copy(update={"extra": extra})
+
     @property
     def learns_from_completions(self) -> bool:
         """Whether the policy's completions are learnt from as they are: judged by rewards or by teachers."""

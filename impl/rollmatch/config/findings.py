@@ -7,6 +7,7 @@ from types import MappingProxyType
 from pydantic_core import ErrorDetails
 
 from rollmatch.config.connection import RolloutServerConfig
+from rollmatch.config.layers import SHORT, holds
 from rollmatch.config.schema import fields
 from rollmatch.config.training import FURTHER, NOT_USED
 from rollmatch.config.yaml_dialect import Tree
@@ -107,22 +108,13 @@ def find_removed(tree: Tree) -> list[ConfigError]:
     removed = [
         ConfigError("this key is no longer supported", code="removed-key", key=key, remedy=remedy)
         for key, remedy in REMOVED.items()
-        if _holds(tree, key.split("."))
+        if holds(tree, key.split("."))
     ]
     return removed + [
         ConfigError("no server reads this key here", code="engine-setting-in-rlhf", key=key, remedy=remedy)
         for key, remedy in MISPLACED.items()
-        if _holds(tree, key.split("."))
+        if holds(tree, key.split("."))
     ]
-
-
-def _holds(tree: Tree, names: list[str]) -> bool:
-    here: object = tree
-    for name in names:
-        if not isinstance(here, dict) or name not in here:
-            return False
-        here = here[name]
-    return True
 
 
 def nearest(key: str) -> str | None:
@@ -139,7 +131,9 @@ def nearest(key: str) -> str | None:
         return OTHER_NAMES[name]
     if name in FURTHER:
         return f"{TRANSFORMERS}.{name}"
-    beside = [home for path, home in homes.items() if path.rpartition(".")[0] == section]
+    beside = [home for path, home in homes.items() if path.rpartition(".")[0] == section] + [
+        *(SHORT if not section else ())
+    ]
     close = [] if name in homes.values() else get_close_matches(name, beside)
     if close:
         return f"{section}.{close[0]}" if section else close[0]

@@ -2,11 +2,64 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from rollmatch.config.yaml_dialect import Tree, parse_mapping, parse_value
 from rollmatch.errors import ConfigError, ErrorList
 
 EXTENDS = "extends"
+SHORT: Mapping[str, str] = MappingProxyType(
+    {
+        "rollout": "custom.extra.rollout_matching",
+        "grpo": "custom.extra.grpo",
+        "vineppo": "custom.extra.vineppo",
+        "distill": "custom.extra.distill",
+        "environment": "custom.extra.environment",
+    }
+)
+"""Top-level section -> the section that it stands for. Behind this module there is the long name only."""
+
+
+def in_full(tree: Tree, *, origin: str) -> Tree:
+    """The tree with its short sections at the keys that they stand for; ``origin`` names it in messages.
+
+    Errors: ``ErrorList`` of ``key-duplicated`` for a section that has both names.
+
+    >>> in_full({"grpo": {"beta": 0.1}, "training": {"seed": 1}}, origin="a.yaml")
+    {'custom': {'extra': {'grpo': {'beta': 0.1}}}, 'training': {'seed': 1}}
+    """
+    rest = {key: value for key, value in tree.items() if key not in SHORT}
+    errors: list[ConfigError] = []
+    for short in [key for key in tree if key in SHORT]:
+        if holds(rest, SHORT[short].split(".")):
+            problem = f"{origin} writes this section again as {SHORT[short]}, which is the same one"
+            remedy = "Write all its keys in one of the two."
+            errors.append(ConfigError(problem, code="key-duplicated", key=short, remedy=remedy))
+    if errors:
+        raise ErrorList(errors)
+    full: Tree = {}
+    for short in [key for key in tree if key in SHORT]:
+        full = merge(full, _nested(SHORT[short].split("."), tree[short]))
+    return merge(full, rest)
+
+
+def holds(tree: Tree, names: Iterable[str]) -> bool:
+    """Whether the tree has this key, by the names of the mappings above it and its own."""
+    here: object = tree
+    for name in names:
+        if not isinstance(here, dict) or name not in here:
+            return False
+        here = here[name]
+    return True
+
+
+def _nested(names: Iterable[str], value: object) -> Tree:
+    """One value below the names, outermost first."""
+    *above, own = names
+    tree: Tree = {own: value}
+    for name in reversed(above):
+        tree = {name: tree}
+    return tree
 
 
 def read_tree(path: str | Path) -> Tree:
@@ -55,7 +108,11 @@ def _read(path: Path, *, chain: tuple[Path, ...], errors: list[ConfigError]) -> 
     tree: Tree = {}
     for base in _bases(own.pop(EXTENDS, []), path, errors):
         tree = merge(tree, _read(path.parent / base, chain=(*chain, resolved), errors=errors))
-    return merge(tree, own)
+    try:
+        return merge(tree, in_full(own, origin=str(path)))
+    except ErrorList as several:
+        errors += [error for error in several.errors if isinstance(error, ConfigError)]
+        return tree
 
 
 def _read_text(path: Path, chain: tuple[Path, ...]) -> str:
@@ -134,24 +191,25 @@ def _parse(override: str) -> Tree:
     except ErrorList as several:
         problem = f"the value {text[:60]!r} is not YAML: {several.errors[0].problem}"
         raise OverrideMalformed(problem, key=key, remedy="Quote the value.") from several
-    tree: Tree = {names[-1]: value}
-    for name in reversed(names[:-1]):
-        tree = {name: tree}
-    return tree
+    return in_full(_nested(names, value), origin="--set")
 
 
 def nested(keys: Mapping[str, object]) -> Tree:
-    """Dotted keys as a tree; nested ones stay.
+    """Dotted keys as a tree; nested ones stay, short sections get their long name.
 
-    >>> nested({"a.b": 1, "a": {"c": 2}, "a.d.e": 3})
-    {'a': {'b': 1, 'c': 2, 'd': {'e': 3}}}
+    Errors: ``ConfigError`` with ``key-not-text``, ``ErrorList`` of ``key-duplicated``.
+
+    >>> nested({"a.b": 1, "a": {"c": 2}, "a.d.e": 3, "grpo.beta": 0.1})
+    {'a': {'b': 1, 'c': 2, 'd': {'e': 3}}, 'custom': {'extra': {'grpo': {'beta': 0.1}}}}
     """
+    return in_full(_undotted(keys), origin="config")
+
+
+def _undotted(keys: Mapping[str, object]) -> Tree:
     tree: Tree = {}
     for key, value in keys.items():
         if not isinstance(key, str):
             raise ConfigError(f"the key {key!r} is not a text", code="key-not-text", key="config", remedy="Quote it.")
         value = str(value) if isinstance(value, Path) else value
-        for name in reversed(key.split(".")):
-            value = {name: nested(value) if isinstance(value, Mapping) else value}
-        tree = merge(tree, value)  # type: ignore[arg-type]
+        tree = merge(tree, _nested(key.split("."), _undotted(value) if isinstance(value, Mapping) else value))
     return tree

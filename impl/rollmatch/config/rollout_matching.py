@@ -92,7 +92,8 @@ class DecodingConfig(Section):
     """Sampling parameters of a response."""
 
     temperature: Weight = 0.0
-    """Sampling temperature; 0 is greedy. Unit: divisor of the logits."""
+    """Sampling temperature; 0 is greedy. Variants that learn from completions (grpo, vineppo, vineppo_mcts, distill)
+    have 1.0 unless it is set. Unit: divisor of the logits."""
     top_p: PositiveShare = 1.0
     """Nucleus sampling: sample from the most probable tokens that together have this probability. Unit: probability."""
     top_k: CountOrMinusOne = -1

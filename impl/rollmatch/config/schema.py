@@ -10,7 +10,7 @@ from pydantic.fields import FieldInfo
 
 from rollmatch.config.connection import RlhfConfig
 from rollmatch.config.custom import CustomConfig
-from rollmatch.config.layers import EXTENDS
+from rollmatch.config.layers import EXTENDS, SHORT
 from rollmatch.config.secrets import without_secrets
 from rollmatch.config.section import Section
 from rollmatch.config.training import ModelConfig, TrainingConfig, TunerConfig
@@ -87,8 +87,15 @@ def json_schema() -> dict[str, Any]:
     schema: dict[str, Any] = _without_required(RunConfig.model_json_schema(mode="validation"))
     paths = {"anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}}]}
     about = "YAML files this one is laid over, by paths relative to it; later ones win, this file wins over all."
-    schema["properties"] = {EXTENDS: {**paths, "description": about}, **schema["properties"]}
+    schema["properties"] = {EXTENDS: {**paths, "description": about}, **schema["properties"], **_short(schema["$defs"])}
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "title": "rollmatch run"}
+
+
+def _short(parts: Tree) -> Tree:
+    """The top-level names of sections, as what they stand for."""
+    known = fields()
+    kinds = {short: section_of(known[key]) for short, key in SHORT.items()}
+    return {short: {"$ref": f"#/$defs/{kind.__name__}"} for short, kind in kinds.items() if kind is not None}
 
 
 def _fields_of(section: type[Section], path: tuple[str, ...]) -> list[tuple[str, FieldInfo]]:
