@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -197,26 +199,27 @@ def _all_at_once(
     query, _, _ = states
     dtype = working_dtype(query)
     queries, *seen = (part[0].transpose(0, 1).to(dtype) for part in states)
-    if pieces.order is not None:
-        seen = [_Repeated.apply(part, pieces.order) for part in seen]  # type: ignore[no-untyped-call]
+    if pieces.seen is not None:
+        seen = [_Repeated.apply(part, pieces.seen) for part in seen]  # type: ignore[no-untyped-call]
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return kernel(queries, *seen, pieces=pieces, scale=scale)[None]
 
 
 class _Repeated(torch.autograd.Function):
-    """Rows in another order, some several times; the gradients of one row are added in float32 at least."""
+    """Rows in another order, some several times. The gradients of a row are added as those of a bag of embeddings: in
+    float32, in one order, by one kernel."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor) -> Tensor:
-        ctx.save_for_backward(order)
-        ctx.num_rows = len(rows)
-        return rows[order]
+    def forward(ctx: Any, rows: Tensor, seen: "Seen") -> Tensor:
+        ctx.seen = seen
+        return rows[seen.order]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (order,) = ctx.saved_tensors
-        total = grad.new_zeros(ctx.num_rows, *grad.shape[1:], dtype=torch.promote_types(grad.dtype, torch.float32))
-        return total.index_add_(0, order, grad.to(total.dtype)).to(grad.dtype), None
+        places, starts = ctx.seen.places, ctx.seen.starts
+        total: Tensor = functional.embedding_bag(places, grad.flatten(1), starts, mode="sum")
+        return total.view(-1, *grad.shape[1:]), None
 
 
 def _check_packed_call(query: Tensor, key: Tensor, sliding_window: int | None) -> None:
@@ -264,6 +267,29 @@ def check_packable(model: torch.nn.Module, *, key: str = "training.packing") -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Keys or values of a row, those of a shared prompt once for each piece that attends to it."""
+
+    order: Tensor
+    """[K] indices in the row."""
+    places: Tensor
+    """[K] where each token of the row stands in ``order``, token by token."""
+    starts: Tensor
+    """[T] where each token's places begin in ``places``."""
+
+    @classmethod
+    def of(cls, order: Tensor) -> "Seen":
+        """The inverse of an order in which every token is at least once.
+
+        >>> seen = Seen.of(torch.tensor([0, 1, 0, 1, 2]))
+        >>> seen.places.tolist(), seen.starts.tolist()
+        ([0, 2, 1, 3, 4], [0, 2, 4])
+        """
+        counts = torch.bincount(order)
+        return cls(order=order, places=order.argsort(stable=True), starts=counts.cumsum(0) - counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
     """How a row of T tokens attends: each piece to itself, and some to a shared prompt before."""
 
@@ -275,8 +301,8 @@ class Pieces:
     """[S] half-open spans in the row."""
     before: tuple[Span | None, ...]
     """[S] the shared prompt that a piece attends to, too."""
-    order: Tensor | None
-    """Indices in the row of what the pieces attend to, one after the other; None: the row as it is."""
+    seen: "Seen | None"
+    """What the pieces attend to, one after the other; None: the row as it is."""
 
     def each(self, device: torch.device) -> Iterator[tuple[Span, Span | None, Tensor | None]]:
         """Of each piece its span, its prompt's, and where causality needs one [1, 1, Q, K] a mask."""
@@ -298,7 +324,7 @@ def pieces_of(bounds: tuple[Tensor, Tensor], *, num_tokens: int) -> Pieces:
     >>> pieces = pieces_of(bounds, num_tokens=8)
     >>> pieces.before
     (None, (0, 3), (0, 3), None)
-    >>> pieces.order.tolist()
+    >>> pieces.seen.order.tolist()
     [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7]
     """
     own, seen = bounds
@@ -324,13 +350,13 @@ def _read_pieces(bounds: tuple[Tensor, Tensor], num_tokens: int) -> Pieces:
         before.append(prompt if num_before else None)
         if num_before not in (0, prompt[1] - prompt[0]):
             raise _cut_wrongly(bounds, num_tokens)
-    order = None
+    keys = None
     if any(before):
         spans = chain.from_iterable(zip((span or (0, 0) for span in before), own, strict=True))
-        order = torch.cat([torch.arange(*span) for span in spans]).to(bounds[0].device)
+        keys = Seen.of(torch.cat([torch.arange(*span, device=bounds[0].device) for span in spans]))
     longest = max(b - a for a, b in own), max(d - c for c, d in seen)
     kept = bounds[0].to(torch.int32), bounds[1].to(torch.int32)
-    return Pieces(bounds=kept, longest=longest, own=own, before=tuple(before), order=order)
+    return Pieces(bounds=kept, longest=longest, own=own, before=tuple(before), seen=keys)
 
 
 def _cut_wrongly(bounds: tuple[Tensor, Tensor], num_tokens: int) -> LearnError:
