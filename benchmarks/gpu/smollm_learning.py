@@ -40,7 +40,7 @@ def our_command(yaml, out, seed, options):
 def our_curve(out):
     """[[step, accuracy]] and the mean reward of each step."""
     events = journal_of(out, None)
-    evaluated = {event["step"]: event["metrics"]["reward"] for event in events if event["event"] == "evaluated"}
+    evaluated = {event["step"]: event["metrics"]["reward/right"] for event in events if event["event"] == "evaluated"}
     rewarded = [event["rewards"] for event in events if event["event"] == "rewarded"]
     tokens = [event["num_tokens"] for event in events if event["event"] == "generated" and event["purpose"] == "train"]
     means = [sum(rewards) / len(rewards) for rewards in rewarded]
