@@ -76,7 +76,14 @@ class RolloutSide:
             self.notes.append((event, fields))
 
         return ObjectiveContext(
-            step=5, ranks=ranks, decoding=DECODING, generate=self.generate, score=self.score, teach=None, log=note
+            step=5,
+            ranks=ranks,
+            decoding=DECODING,
+            generate=self.generate,
+            score=self.score,
+            teach=None,
+            further=None,
+            log=note,
         )
 
 

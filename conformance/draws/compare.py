@@ -150,6 +150,8 @@ def compare_step(journals: list, oracle: Oracle, step: int, expected) -> None:
         if "training.tokens_per_micro_batch" not in oracle.keys or oracle.ranks == 1:
             same(f"learnt at step {step}, rank {rank}", found, learnt)
     found = of_step(journals[0], "step", step + 1)
+    if expected.tokens is not None:
+        same(f"tokens written for step {step}", found["rollout_tokens"], expected.tokens)
     for name in FIGURES:
         if name in expected.figures:
             close(f"{name} of step {step}", found[name], expected.figures[name])

@@ -142,6 +142,7 @@ def _grpo(one_of, variant):
         "steps_per_generation": one_of(1, 1, 2),
         "num_iterations": one_of(1, 1, 2),
     }
+    keys |= one_of({}, {"dynamic_sampling.max_rounds": one_of(1, 2)}) if variant == "grpo" else {}
     return {f"{G}.{name}": value for name, value in keys.items()}
 
 
@@ -236,7 +237,8 @@ def _world(one_of, made):
         made["keys"] |= {f"{E}.{name}": value for name, value in keys.items()}
         made["keys"] |= {f"{E}.observations": one_of("text", "chat"), "global_max_length": one_of(110, 130)}
         made["keys"].pop(f"{T}.tokens_per_micro_batch", None)
-        made["keys"].pop(f"{G}.rewards")
+        for name in ("rewards", "dynamic_sampling.max_rounds"):
+            made["keys"].pop(f"{G}.{name}", None)
     elif kind == "vllm":
         made["dialect"] = kind
 
@@ -246,6 +248,7 @@ def _ahead(one_of, made):
     keys = made["keys"]
     length = keys[f"{G}.steps_per_generation"] * keys[f"{G}.num_iterations"]
     if one_of(0, 1) and f"{T}.packing" not in keys and f"{E}.name" not in keys:
+        keys.pop(f"{G}.dynamic_sampling.max_rounds", None)
         keys |= {f"{R}.overlap": "ahead", f"{R}.max_staleness": 2 * length - 1 + one_of(0, 1)}
         keys |= one_of({}, {f"{R}.pieces_per_server": 2})
         if keys[f"{G}.correction_cap"] is None:

@@ -6,6 +6,7 @@ So each step is judged by itself: what goes in is what the product had, what com
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -30,6 +31,8 @@ class Step:
     """(sample ids, seeds); empty where the step rolls nothing out."""
     rewards: list = field(default_factory=list)
     values: list = field(default_factory=list)
+    tokens: int | None = None
+    """Written for rank 0's step; None: not counted here."""
     learnt: list = field(default_factory=list)
     """Sample ids of the step's segments, sorted."""
 
@@ -40,6 +43,11 @@ class Refused(Exception):
     def __init__(self, code: str) -> None:
         super().__init__(code)
         self.code = code
+
+
+def is_flat(group: list) -> bool:
+    """Whether its rewards do not differ."""
+    return len({c["reward"] for c in group if c["reward"] is not None}) < 2
 
 
 class Oracle:
@@ -110,12 +118,35 @@ class Oracle:
                 result.requested.append((asked, seeds))
                 rollouts = self.generate(asked, seeds, self.decoding, rank=rank)
             per_rank.append(self.completions(asked, rollouts, name=f"{step}.{rank}.t"))
+        if self.variant == "grpo":
+            made = [*per_rank[0]] + self.replace_flat(step, whole, per_rank)[0]
+            if not self.keys.get(f"{E}.name"):
+                result.tokens = sum(len(c["response"]) for c in made)
         if self.is_paid:
             self.compare(per_rank, result)
         else:
             for c in (c for own in per_rank for c in own):
                 c |= self.matched(c, self.keys[f"{R}.maskiou_gate"])
         return per_rank
+
+    def replace_flat(self, step: int, whole: list, per_rank: list) -> list:
+        """Groups of equal rewards make place for those of further samples; returns [rank] all that these wrote."""
+        order = np.random.default_rng([self.keys[f"{T}.seed"], step, 1]).permutation(len(self.draw["samples"])).tolist()
+        left, n, made = [i for i in order if all(i not in own for own in whole)], self.repeats, [[] for _ in whole]
+        for number in range(self.rules.get("dynamic_sampling.max_rounds", 0)):
+            for own in per_rank if number == 0 else ():
+                self.check_rewards(own)
+            places = [[p for p in range(0, len(own), n) if is_flat(own[p : p + n])] for own in per_rank]
+            for rank, (own, flat) in enumerate(zip(per_rank, places, strict=True)):
+                asked = [index for index in left[: len(flat)] for _ in range(n)]
+                left, behind = left[len(flat) :], (3 + number) * self.ranks
+                seeds = [seed_of(self.keys, step=step, rank=rank + behind, index=i) for i in range(len(asked))]
+                more = self.completions(asked, self.generate(asked, seeds, self.decoding, rank=rank), name="")
+                made[rank] += more
+                better = [more[i : i + n] for i in range(0, len(more), n) if not is_flat(more[i : i + n])]
+                for place, group in zip(flat, better, strict=False):
+                    own[place : place + n] = group
+        return made
 
     def matched(self, completion: dict, gate: float) -> dict:
         truth, rules = (

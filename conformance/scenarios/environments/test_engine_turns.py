@@ -70,7 +70,7 @@ class Side:
         return samples, self.backend.generate(requests, self.decoding)
 
     def context(self):
-        nothing = dict.fromkeys(("score", "teach", "log"), lambda *_, **__: None)
+        nothing = dict.fromkeys(("score", "teach", "further", "log"), lambda *_, **__: None)
         return ObjectiveContext(step=5, ranks=alone(), decoding=self.decoding, generate=self.ask, **nothing)
 
     def play(self):

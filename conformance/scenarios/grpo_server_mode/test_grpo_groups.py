@@ -39,6 +39,7 @@ def targets_of(objective, *rollouts, samples=(SAMPLE,), ranks=None, log=lambda *
         generate=None,
         score=lambda segments, reference=False: [(-2.0,) * segment.train_len for segment in segments],
         teach=None,
+        further=None,
         log=log,
     )
     return objective.make_segments(samples, rollouts, context)

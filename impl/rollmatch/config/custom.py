@@ -81,6 +81,14 @@ class CorrectionConfig(Section):
     """Largest ratio. Unit: ratio."""
 
 
+class DynamicSamplingConfig(Section):
+    """Other samples in place of groups whose rewards are all equal (grpo), which teach nothing."""
+
+    max_rounds: Count = Field(examples=[3])
+    """Most rounds of one generation phase that generate for further samples, as many as there are such groups left;
+    what is left then stays. Unit: rounds."""
+
+
 class GrpoConfig(Section):
     """Groups, rewards and policy gradient (grpo, vineppo, vineppo_mcts, distill). Generation: see rollout_matching."""
 
@@ -99,6 +107,8 @@ class GrpoConfig(Section):
     """What a reward is compared with: the mean of its group, or of the other members (leave_one_out, RLOO)."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Divisor of the difference: standard deviation of the group, of the batch, or none (Dr. GRPO)."""
+    dynamic_sampling: DynamicSamplingConfig | None = None
+    """Replace groups without differing rewards by groups of further samples (DAPO); null keeps them."""
     mask_truncated_completions: bool = False
     """Exclude completions that reached the length limit from the loss."""
     normalize: Literal["token", "sequence", "constant"] = "token"

@@ -96,6 +96,23 @@ def _cispo(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(problem, code="cispo-bounds", key=f"{GRPO}.ratio_cap", remedy=remedy)
 
 
+def _dynamic_sampling(config: RunConfig) -> Iterator[ConfigError]:
+    variant, rollout = config.custom.trainer_variant, config.custom.extra.rollout_matching
+    if config.custom.extra.grpo.dynamic_sampling is None:
+        return
+    if variant != "grpo":
+        problem = f"is set, but custom.trainer_variant is {variant}, which learns from groups without spread, too"
+        remedy = "Remove it, or set trainer_variant to grpo."
+    elif config.custom.extra.environment.name is not None:
+        problem, remedy = "is set, but episodes of an environment are not replaced", "Remove it, or the environment."
+    elif rollout.overlap != "off":
+        problem = f"is set, but with overlap: {rollout.overlap} learning would wait for what nobody requested in time"
+        remedy = "Remove it, or set overlap to off."
+    else:
+        return
+    yield ConfigError(problem, code="dynamic-sampling-undefined", key=f"{GRPO}.dynamic_sampling", remedy=remedy)
+
+
 def _correction_parts(config: RunConfig) -> Iterator[ConfigError]:
     rules, found = config.custom.extra.grpo, config.custom.extra.grpo.correction
     if found is None or not config.custom.learns_from_completions:
@@ -157,6 +174,10 @@ GRPO_RULES: tuple[Rule, ...] = (
     Rule(
         reads=(VARIANT, f"{GRPO}.correction", f"{GRPO}.correction_cap", f"{GRPO}.old_logprobs"),
         check=_correction_parts,
+    ),
+    Rule(
+        reads=(VARIANT, f"{GRPO}.dynamic_sampling", "custom.extra.environment", f"{ROLLOUT_MATCHING}.overlap"),
+        check=_dynamic_sampling,
     ),
 )
 

@@ -5,11 +5,11 @@ weights of the first of them and learnt from ``num_iterations`` times, in the sa
 optimizer step is a window of its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, cycle, islice, pairwise
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,6 +216,18 @@ class WindowPlan:
             parts=tuple(uses[: len(uses) // self.shape.num_iterations]),
             num_iterations=self.shape.num_iterations,
         )
+
+    def further(self, step: int, taken: Collection[int]) -> list[int]:
+        """All samples but ``taken`` in an order of the step's own, the same on every rank.
+
+        >>> plan = WindowPlan(8, seed=1, shape=StepShape(batch_size=2), rank=0)
+        >>> taken = plan.at(3).sample_indices
+        >>> sorted([*plan.further(3, taken), *taken]) == list(range(8)), plan.further(3, ()) == plan.further(4, ())
+        (True, False)
+        """
+        chance = np.random.default_rng([self._order.order.seed, step, 1])  # an epoch's order has two numbers
+        order = chance.permutation(len(self._order.order))
+        return cast(list[int], order[~np.isin(order, list(taken))].tolist())
 
     def _deal(self, epoch: int) -> NDArray[np.int64]:
         """This rank's samples of an epoch, in their order, as accelerate deals batches to ranks.

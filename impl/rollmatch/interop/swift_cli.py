@@ -238,6 +238,8 @@ def _algorithm(config: RunConfig) -> dict[str, object]:
         "advantage_estimator": "rloo" if rules.baseline == "leave_one_out" else "grpo",
         "kl_in_reward": False,
         "scale_rewards": rules.scale_rewards,
+        "dynamic_sample": rules.dynamic_sampling is not None,
+        "max_resample_times": rules.dynamic_sampling.max_rounds if rules.dynamic_sampling else None,
         "overlong_filter": rules.mask_truncated_completions,
         "loss_type": LOSS_TYPES[rules.normalize],
         "importance_sampling_level": rules.importance,

@@ -28,6 +28,14 @@ class AskModel(Protocol):
         """In order, with the ``top_k`` likeliest ids at each place; None is the policy. All ranks call it."""
 
 
+class RollOutFurther(Protocol):
+    """Groups of further samples, by the same weights."""
+
+    def __call__(self, num: int) -> list[tuple[Sample, Rollout]]:
+        """The rollouts of ``num`` samples that no rank has seen in this window, or of as many as the data set has left;
+        one entry per rollout. All ranks call it equally often, also with 0."""
+
+
 class LogEvent(Protocol):
     """Write an event into the journal."""
 
@@ -47,6 +55,7 @@ class ObjectiveContext:
     """More rollouts by the same weights, in order. All ranks call it equally often, also without requests."""
     score: ScoreSegments
     teach: AskModel
+    further: RollOutFurther
     log: LogEvent
 
 
@@ -58,8 +67,10 @@ class TrainingTargets:
     """For each sample, in order, the segments that its rollouts are learnt from."""
     reports: tuple[Any, ...] = ()
     """Of each rollout; what ``summarize`` takes."""
+    completions: tuple[tuple[Sample, Rollout], ...] | None = None
+    """What the segments were made from, where it is not the rollouts at hand."""
     num_rollout_tokens: int | None = None
-    """Of all turns, where the rollouts at hand were only the first ones."""
+    """Of all turns and rounds, where the rollouts at hand were only the first ones."""
     num_skipped: int = 0
     """Segments that were too long, and are stubs without supervision now."""
     num_cut: int = 0

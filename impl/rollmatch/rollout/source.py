@@ -69,12 +69,13 @@ class RolloutSource:
         """``attempt`` on all ranks together, again after a restart of a server. Errors: as the function ``settle``."""
         return settle(attempt, ranks=self.ranks, fence=self.fence, journal=self.journal, step=step)
 
-    def roll_out(self, samples: Sequence[Sample], step: int, *, purpose: str) -> list[Rollout]:
+    def roll_out(self, samples: Sequence[Sample], step: int, *, purpose: str, round_index: int = 0) -> list[Rollout]:
         """One rollout per sample, in order, by all ranks together.
 
-        ``purpose`` is train, eval, or again (segments that became too old). Errors: as ``settle``.
+        ``purpose`` is train, eval, again (segments that became too old), or further (in place of groups without
+        spread; ``round_index``: rounds of the step before this one). Errors: as ``settle``.
         """
-        requests = self.make_requests(samples, step, purpose=purpose)
+        requests = self.make_requests(samples, step, purpose=purpose, round_index=round_index)
         return self._generate(requests, self.decoding_of(purpose), step=step)
 
     def _generate(
@@ -90,13 +91,16 @@ class RolloutSource:
             self.settle(attempt, step=step)
         return rollouts
 
-    def make_requests(self, samples: Sequence[Sample], step: int, *, purpose: str = "train") -> list[RolloutRequest]:
+    def make_requests(
+        self, samples: Sequence[Sample], step: int, *, purpose: str = "train", round_index: int = 0
+    ) -> list[RolloutRequest]:
         """The requests of an optimizer step, written to the journal.
 
-        Requests made again, and those of an evaluation, have ids and seeds of ranks that do not exist: with 2 ranks,
-        rank 1 trains as 1, asks again as 3 and evaluates as 5. So no two requests of a step have the same seed.
+        Requests made again, those of an evaluation and further ones have ids and seeds of ranks that do not exist: with
+        2 ranks, rank 1 trains as 1, asks again as 3, evaluates as 5, and asks for further samples as 7, 9, and so on.
+        So no two requests of a step have the same seed.
         """
-        block = ("train", "again", "eval").index(purpose)
+        block = ("train", "again", "eval", "further").index(purpose) + round_index
         requests = make_requests(
             samples,
             prompt_of=self.template.prompt_token_ids,

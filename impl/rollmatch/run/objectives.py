@@ -47,7 +47,10 @@ def _of_grpo(config: RunConfig, template: Template) -> dict[str, Any]:
     return {
         "reuse": _reuse(rules),
         "group_rules": GroupRules(
-            baseline=rules.baseline, scale=rules.scale_rewards, mask_truncated=rules.mask_truncated_completions
+            baseline=rules.baseline,
+            scale=rules.scale_rewards,
+            mask_truncated=rules.mask_truncated_completions,
+            max_rounds=rules.dynamic_sampling.max_rounds if rules.dynamic_sampling else 0,
         ),
         "logprob_rules": _logprob_rules(config),
         "policy_rules": _policy_rules(config, template),

@@ -1,7 +1,7 @@
 """What a checkpoint keeps beside weights and optimizer: segments that wait for a row, and a window under way."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class WindowTargets:
     window: Window
     parts: tuple[tuple[Segment, ...], ...]
     """Segments of each part of the window."""
-    features: Mapping[int, ImageFeatures] = field(default_factory=dict)
+    features: MutableMapping[int, ImageFeatures] = field(default_factory=dict)
     """By sample id; what is missing is computed again."""
     summary: Mapping[str, float] = field(default_factory=dict)
     """What its rollouts were worth, for the log."""

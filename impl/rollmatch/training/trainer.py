@@ -8,7 +8,7 @@ checkpoints hold what is under way between two steps (``Checkpointer``).
 
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import zip_longest
@@ -40,6 +40,7 @@ from rollmatch.rollout.overlap import Ahead, GeneratedWindow, Overlap, Requested
 from rollmatch.rollout.source import RolloutSource
 from rollmatch.training.checkpointer import Checkpointer
 from rollmatch.training.evaluation import evaluate_policy, keep_evaluation
+from rollmatch.training.further import FurtherSamples
 from rollmatch.training.learner import Learner
 from rollmatch.training.packer_state import WindowTargets
 from rollmatch.training.report import StepReport, gpu_use
@@ -307,7 +308,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         packer.restore(waiting)
 
     def _context(
-        self, report: StepReport, features: Mapping[int, ImageFeatures], *, purpose: str = "train"
+        self, report: StepReport, features: MutableMapping[int, ImageFeatures], *, purpose: str = "train"
     ) -> ObjectiveContext:
         """What the objective may use; ``features`` by sample id, missing ones are computed."""
         source, temperature = self.source, self.source.decoding.temperature or 1.0
@@ -332,6 +333,14 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             generate=source.generate,
             score=score,
             teach=score.teach,
+            further=FurtherSamples(
+                source=source,
+                samples=self.train_dataset,
+                plan=self.plan,
+                num_rollouts=self.learner.objective.reuse.num_rollouts,
+                step=report.step,
+                features=features,
+            ),
             log=source.journal.write,
         )
 
@@ -341,8 +350,8 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         rollouts: Sequence[Rollout],
         report: StepReport,
         *,
-        features: Mapping[int, ImageFeatures] | None = None,
-    ) -> tuple[TrainingTargets, Mapping[int, ImageFeatures]]:
+        features: MutableMapping[int, ImageFeatures] | None = None,
+    ) -> tuple[TrainingTargets, MutableMapping[int, ImageFeatures]]:
         """The objective's targets, each segment fitted to the longest length, and the features of all images.
 
         Errors: ``prompt-mismatch``, ``SegmentTooLong``.
@@ -360,8 +369,11 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
     def _report_targets(self, samples: Sequence[Sample], made: TrainingTargets, report: StepReport) -> None:
         """Count what the window's rollouts were, and write the first of them into the journal."""
         asked, template = self.learner.objective.reuse.repeat(samples), self.source.template
+        rollouts = report.rollouts
+        if made.completions is not None:
+            asked, rollouts = [list(column) for column in zip(*made.completions, strict=True)]
         if self.logged_completions and self.source.ranks.is_primary:
-            shown = report.rollouts[: self.logged_completions]
+            shown = rollouts[: self.logged_completions]
             completions = report.completions(asked, shown, made.reports, template.vocabulary.text)
             self.source.journal.write("completions", step=report.step, completions=completions)
         report.num_rollout_tokens = made.num_rollout_tokens

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from rollmatch.data import Reuse
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages
+from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages, is_flat
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.reward import Judgement, Reward, Timing, judge_all
 from rollmatch.objectives.grpo.segments import (
@@ -34,6 +35,8 @@ class GroupRules:
     baseline: Baseline = "mean"
     scale: Scale = "group"
     mask_truncated: bool
+    max_rounds: int = 0
+    """Rounds in which groups without spread are replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,8 @@ class Completion:
     is_truncated: bool
     is_written: tuple[bool, ...] | None = None
     """Which target tokens the policy wrote; None: all."""
+    is_further: bool = False
+    """Whether its group took the place of one without spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,9 @@ class GrpoObjective(PolicyGradient):
         else:
             played = self.world.play(repeated, rollouts, context)
             made, num_tokens = [_completion(one) for one in played], sum(one.num_tokens for one in played)
+        if self.group_rules.max_rounds:
+            made, num_further = self._with_spread(made, timing, context)
+            num_tokens = num_further + sum(len(rollout.response_token_ids) for rollout in rollouts)
         judged, rollouts = [one.judgement for one in made], [one.rollout for one in made]
         advantages = self._advantages(judged, context)
         segments = [self._segment(*pair) for pair in zip(made, advantages, strict=True)]
@@ -88,12 +96,18 @@ class GrpoObjective(PolicyGradient):
             )
         reports = self._reports(made, group_size=self.reuse.num_rollouts)
         return TrainingTargets(
-            segments=self.reuse.group(segments), reports=tuple(reports), num_rollout_tokens=num_tokens
+            segments=self.reuse.group(segments),
+            reports=tuple(reports),
+            completions=tuple((one.sample, one.rollout) for one in made) if self.group_rules.max_rounds else None,
+            num_rollout_tokens=num_tokens,
         )
 
     def summarize(self, reports: Sequence[CompletionReport]) -> dict[str, float]:
-        """Rewards, lengths and rates."""
-        return summarize_completions(reports, [reward.name for reward in self.rewards])
+        """Rewards, lengths and rates; ``further_group_rate`` where groups are replaced."""
+        means = summarize_completions(reports, [reward.name for reward in self.rewards])
+        if means and self.group_rules.max_rounds:
+            means["further_group_rate"] = fmean(report.is_further for report in reports)
+        return means
 
     def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """Rewards of one completion each; some answers are written down."""
@@ -103,14 +117,39 @@ class GrpoObjective(PolicyGradient):
             made = [_completion(one) for one in self.world.share(samples, rollouts, context)]
         reports = self._reports(made, group_size=1)
         metrics, parts = self.summarize(reports), parts_of(reports, [reward.name for reward in self.rewards])
-        metrics.pop("flat_group_rate", None)
+        for name in ("flat_group_rate", "further_group_rate"):
+            metrics.pop(name, None)
         totals = [one.judgement.total for one in made[:NUM_SHOWN]]
         record = describe_answers(samples, [one.rollout for one in made], totals, vocabulary=self.vocabulary)
         return Evaluated(metrics=metrics | {"num_scenes": float(len(samples))}, record=record, parts=parts)
 
-    def _complete(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], timing: Timing) -> list[Completion]:
+    def _with_spread(
+        self, made: Sequence[Completion], timing: Timing, context: ObjectiveContext
+    ) -> tuple[list[Completion], int]:
+        """The completions, groups of equal rewards replaced by those of further samples; and the tokens of these.
+
+        The first further group with spread takes the first place without, and so on. All ranks go as many rounds.
+        """
+        groups, num_tokens = list(self.reuse.group(made)), 0
+        for _ in range(self.group_rules.max_rounds):
+            flat = [place for place, group in enumerate(groups) if _is_flat(group)]
+            if not any(context.ranks.gather(len(flat))):
+                break
+            further = context.further(len(flat))
+            if not any(context.ranks.gather(len(further))):
+                break
+            num_tokens += sum(len(rollout.response_token_ids) for _, rollout in further)
+            more = self._complete([s for s, _ in further], [r for _, r in further], timing, may_all_fail=True)
+            more = [replace(one, is_further=True) for one in more]
+            for place, group in zip(flat, (group for group in self.reuse.group(more) if not _is_flat(group))):
+                groups[place] = group
+        return [one for group in groups for one in group], num_tokens
+
+    def _complete(
+        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], timing: Timing, *, may_all_fail: bool = False
+    ) -> list[Completion]:
         answers = [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts]
-        judged = judge_all(answers, samples, self.rewards, timing)
+        judged = judge_all(answers, samples, self.rewards, timing, may_all_fail=may_all_fail)
         return [
             Completion(sample=s, rollout=r, judgement=j, is_truncated=r.stop_id is None)
             for s, r, j in zip(samples, rollouts, judged, strict=True)
@@ -120,7 +159,7 @@ class GrpoObjective(PolicyGradient):
         reports = make_reports([one.rollout for one in made], [one.judgement for one in made], group_size=group_size)
         lens = [sum(one.is_written or ()) or report.response_len for one, report in zip(made, reports, strict=True)]
         return [
-            replace(report, is_truncated=one.is_truncated, response_len=length)
+            replace(report, is_truncated=one.is_truncated, response_len=length, is_further=one.is_further)
             for one, report, length in zip(made, reports, lens, strict=True)
         ]
 
@@ -141,6 +180,10 @@ class GrpoObjective(PolicyGradient):
             is_written=made.is_written,
         )
         return policy_segment(made.sample, made.rollout, policy)
+
+
+def _is_flat(group: Sequence[Completion]) -> bool:
+    return is_flat([one.judgement.total for one in group])
 
 
 def _completion(played: Played) -> Completion:

@@ -140,9 +140,17 @@ def try_out(rewards: Sequence[Reward], sample: Sample) -> list[tuple[str, Except
 
 
 def judge_all(
-    answers: Sequence[str], samples: Sequence[Sample], rewards: Sequence[Reward], timing: Timing
+    answers: Sequence[str],
+    samples: Sequence[Sample],
+    rewards: Sequence[Reward],
+    timing: Timing,
+    *,
+    may_all_fail: bool = False,
 ) -> list[Judgement]:
-    """Every answer by every function. Errors: ``rewards-all-failed``; one that fails for one answer costs only that."""
+    """Every answer by every function; one that fails for one answer costs only that.
+
+    Errors: ``rewards-all-failed``, unless they may.
+    """
     columns = []
     for reward in rewards:
         began = time.perf_counter()
@@ -150,7 +158,7 @@ def judge_all(
         timing.add(reward.name, time.perf_counter() - began)
     rows = zip(*columns, strict=True) if columns else [()] * len(answers)
     judged = [_judge(row, sample, rewards) for row, sample in zip(rows, samples, strict=True)]
-    if judged and all(each.total is None for each in judged):
+    if judged and not may_all_fail and all(each.total is None for each in judged):
         raise TargetError(
             f"all {len(judged)} completions: {judged[0].failures[0]}",
             code="rewards-all-failed",

@@ -22,6 +22,8 @@ class CompletionReport:
     is_truncated: bool
     is_flat: bool
     """All completions of its group got the same, so that none teaches anything."""
+    is_further: bool = False
+    """Its group took the place of one that was flat."""
 
 
 def policy_segment(sample: Sample, rollout: Rollout, policy: PolicyTarget) -> Segment:
