@@ -68,6 +68,7 @@ def judged(trainer, policy):
     clauses=[
         "distillation/a-teacher-judges-the-policy-s-own-completions#1,2,4,5,8",
         "distillation/the-losses-of-distillation-are-the-published-ones#2,3",
+        "distillation/what-a-policy-has-of-its-teacher-is-shown#1",
     ],
 )
 @pytest.mark.parametrize("way", WAYS)
@@ -76,10 +77,17 @@ def test_a_step_is_the_gradient_of_the_divergence(tmp_path, way):
     before = weights_of(trainer.model)
     trainer.train()
     policy = as_saved()
-    pairs = [(ours, theirs) for ours, theirs, _ in judged(trainer, policy)]
-    loss = torch.cat([jensen_shannon(*pair, beta=0.5, top_k=8) for pair in pairs]).mean()
+    found = [*judged(trainer, policy)]
+    loss = torch.cat([jensen_shannon(ours, theirs, beta=0.5, top_k=8) for ours, theirs, _ in found]).mean()
     loss.backward()
     step = steps_of(trainer)[0]
+    ids = torch.tensor([token for *_, sampled in found for token in sampled])
+    ours, theirs = (torch.cat([one[place] for one in found]).detach() for place in (0, 1))
+    own, taught = (rows.gather(-1, ids[:, None]).mean().item() for rows in (ours, theirs))
+    agree = (theirs.argmax(-1) == ids).double().mean().item()
+    shown = [step[name] for name in ("teacher_logprob", "policy_logprob", "teacher_kl", "teacher_agree")]
+    assert shown == pytest.approx([taught, own, own - taught, agree], rel=1e-4)
+    assert 0.1 < agree < 0.95
     assert step["divergence"] == pytest.approx(loss.item(), rel=1e-4)
     assert loss > 0.01
     moved = step_between(before, weights_of(trainer.model))

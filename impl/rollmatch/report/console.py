@@ -136,6 +136,8 @@ def step_line(event: Mapping[str, object], *, total_steps: int, with_phases: boo
 
 
 def _quality(event: Mapping[str, object]) -> Text:
+    if "teacher_kl" in event:
+        return _taught(event)
     if "reward" in event:
         return _rewards(event)
     is_stage_1 = "loss_ce" in event and "f1" not in event
@@ -182,6 +184,32 @@ def _rewards(event: Mapping[str, object]) -> Text:
         f"{percent(finite(event.get('clip_share'))):>6}",
         ("  drift ", "dim"),
         f"{plain(event.get('drift'), digits=4):>6}",
+    )
+
+
+def _taught(event: Mapping[str, object]) -> Text:
+    """Of a run that learns from teachers; a reward is shown where there is one.
+
+    >>> event = {"teacher_kl": 0.41, "divergence": 0.052, "teacher_agree": 0.75, "truncated_rate": 0.0}
+    >>> _taught(event | {"reward/right": 0.25}).plain
+    '  right  0.250  divergence 0.052  kl 0.4100  agree  75.0%  cut   0.0%'
+    """
+    parts = [(name, event[name]) for name in event if name.startswith("reward/")]
+    rewards = [("reward", event["reward"])] if "reward" in event else parts
+    shown = [
+        part
+        for name, value in rewards
+        for part in ((f"  {name.removeprefix('reward/')} ", "dim"), (f"{plain(value):>6}", "bold"))
+    ]
+    return Text.assemble(
+        *shown,
+        ("  divergence ", "dim"),
+        fixed(event.get("divergence")),
+        ("  kl ", "dim"),
+        f"{plain(event.get('teacher_kl'), digits=4):>6}",
+        ("  agree ", "dim"),
+        f"{percent(finite(event.get('teacher_agree'))):>6}",
+        *_share("cut", event.get("truncated_rate")),
     )
 
 

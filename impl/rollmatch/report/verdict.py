@@ -42,6 +42,9 @@ REWARD_MEASURES = (
 )
 """Of a run that learns from rewards; each reward function's mean stands below the sum."""
 
+TEACHER_MEASURE = Measure(key="teacher_logprob", label="Log-probability by the teacher")
+"""Of a run that learns from teachers, per token; it stands below the rewards."""
+
 SAME_WITHIN = 0.0005
 """Differences below this vanish in the three decimals shown, so they are no change."""
 
@@ -151,12 +154,18 @@ def measures_of(keys: Sequence[str]) -> tuple[Measure, ...]:
 
     >>> [measure.label for measure in measures_of(["reward", "reward/form", "truncated_rate"])]
     ['Reward', 'Reward: form', 'Truncated', 'Not judged']
+    >>> [measure.label for measure in measures_of(["teacher_logprob", "reward/right", "truncated_rate"])]
+    ['Reward: right', 'Log-probability by the teacher', 'Truncated']
     """
-    if "reward" not in keys:
+    if "reward" not in keys and TEACHER_MEASURE.key not in keys:
         return MEASURES
+    total, *rates = [measure for measure in REWARD_MEASURES if measure.key in keys or "reward" in keys]
     parts = sorted({key for key in keys if key.startswith("reward/")})
     named = (Measure(key=key, label=f"Reward: {key.partition('/')[2]}") for key in parts)
-    return (REWARD_MEASURES[0], *named, *REWARD_MEASURES[1:])
+    of_teachers = (TEACHER_MEASURE,) if TEACHER_MEASURE.key in keys else ()
+    if "reward" not in keys:
+        return (*named, *of_teachers, total, *rates)
+    return (total, *named, *of_teachers, *rates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +209,7 @@ def make_verdict(history: History, noise: Mapping[str, float] = MappingProxyType
         status=status,
         status_text=status_text,
         headline=_headline(history, changes),
-        notices=_notices(history),
+        notices=(*_notices(history), *_shortcuts(changes)),
         before_step=first["step"] if first else None,
         after_step=last["step"] if last else None,
         changes=changes,
@@ -260,7 +269,7 @@ SUBJECTS = {"f1": "F1", "reward": "Mean reward", "invalid_rate": "Invalid respon
 
 
 def _moved(change: Change) -> str:
-    subject = SUBJECTS[change.measure.key]
+    subject = SUBJECTS.get(change.measure.key, change.measure.label)
     if change.delta is None:
         return f"{subject} went from {change.before_text} to {change.after_text}"
     if change.verdict == "unclear":
@@ -272,7 +281,25 @@ def _moved(change: Change) -> str:
 
 
 def _now(change: Change) -> str:
-    return f"{SUBJECTS[change.measure.key]} was {change.before_text}"
+    return f"{SUBJECTS.get(change.measure.key, change.measure.label)} was {change.before_text}"
+
+
+def _shortcuts(changes: Sequence[Change]) -> tuple[str, ...]:
+    """A policy that comes to please its teacher and not its rewards; teachers may see what the question does not say.
+
+    >>> rose = Change(measure=TEACHER_MEASURE, before=-0.9, after=-0.4)
+    >>> fell = Change(measure=Measure(key="reward/right", label="Reward: right"), before=0.3, after=0.2)
+    >>> len(_shortcuts([rose, fell])), _shortcuts([fell]), _shortcuts([rose])
+    (1, (), ())
+    """
+    rewards = [change for change in changes if change.measure.key.startswith("reward") and change.delta is not None]
+    rewards = [change for change in rewards if change.measure.key != "reward_failed_rate"]
+    teachers = [change for change in changes if change.measure is TEACHER_MEASURE]
+    if not rewards or not any(change.verdict == "better" for change in teachers):
+        return ()
+    if any(change.verdict == "better" for change in rewards):
+        return ()
+    return ("The teacher finds the answers likelier, but no reward rose: look for a shortcut, or another teacher.",)
 
 
 def _notices(history: History) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def check_teachers(config: RunConfig, template: Template, *splits: Sequence[Samp
         if entry.model is not None:
             _check_vocabulary(template, entry.model, key=f"{DISTILL}.teachers.{place}.model")
         if entry.base_url is not None:
-            key, top_k = f"{DISTILL}.teachers.{place}.base_url", config.custom.extra.distill.top_k or 0
+            key, top_k = f"{DISTILL}.teachers.{place}.base_url", config.custom.extra.distill.top_k or 1
             _check_server(template, _server_of(entry.base_url), top_k=top_k, key=key)
     if entries:
         _check_top_k(config, template)

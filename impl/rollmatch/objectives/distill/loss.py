@@ -37,8 +37,10 @@ from rollmatch.objectives.grpo.loss import (
     supervised_rows,
 )
 
-DISTILL_TERM_NAMES = (*TERM_NAMES, "teacher_kl", "divergence")
-"""Figures of a step; ``teacher_kl`` is the mean of l - t, ``divergence`` that of D (0 with ``sampled``)."""
+OF_TEACHERS = ("teacher_kl", "divergence", "teacher_logprob", "policy_logprob", "teacher_agree")
+DISTILL_TERM_NAMES = (*TERM_NAMES, *OF_TEACHERS)
+"""Figures of a step, means over tokens: l - t, D (0 with ``sampled``), t, l, and the share of tokens that are the
+teacher's likeliest."""
 MOST_IN_TOP = -1e-7
 """Largest logarithm of the top's whole probability: the bucket of all others is never empty, as in TRL."""
 
@@ -101,10 +103,13 @@ def distill_loss(  # noqa: PLR0913  # as policy_loss
         teaching=teaching if divergence is None else None,
         divergences=None if divergence is None else weights * divergences,
     )
-    gap = now - column_of(supervision.teacher_logprobs, otherwise=now)
-    sums = torch.stack([gap.float().sum(), divergences.detach().float().sum()]).tolist()
+    taught = column_of(supervision.teacher_logprobs, otherwise=now)
+    columns = (now - taught, divergences.detach(), taught, now)
+    sums = torch.stack([column.float().sum() for column in columns]).tolist()
+    pairs = zip(supervision.teacher_top, supervision.token_ids, strict=True)
+    sums.append(float(sum(bool(top and top[0][0] == token_id) for top, token_id in pairs)))
     means = [value / (totals.num_tokens or 1) for value in sums]
-    return PolicyTerms(total=terms.total, figures=terms.figures | dict(zip(DISTILL_TERM_NAMES[-2:], means)))
+    return PolicyTerms(total=terms.total, figures=terms.figures | dict(zip(OF_TEACHERS, means, strict=True)))
 
 
 def _logprobs_and_divergences(

@@ -57,9 +57,15 @@ class DistillObjective(GrpoObjective):
             for sample, rollout in list(zip(samples, rollouts, strict=True))[ranks.rank :: ranks.learner_world_size]
         ]
         taught = [one.policy.teacher_logprobs or () for one in self._taught(mine, context) if one.policy]
-        total, num = ranks.sum([sum(map(sum, taught)), float(sum(map(len, taught)))])
-        return Evaluated(metrics={**found.metrics, "teacher_logprob": total / (num or 1)}, record=found.record)
+        shares = ranks.gather([(sum(logprobs), float(len(logprobs))) for logprobs in taught])
+        whole = [shares[place % len(shares)][place // len(shares)] for place in range(len(samples))]
+        total, num = (sum(column) for column in zip(*whole, strict=True))
+        return Evaluated(
+            metrics={**found.metrics, "teacher_logprob": total / (num or 1)},
+            record=found.record,
+            parts={**found.parts, "teacher_logprob": whole},
+        )
 
     def _taught(self, segments: Sequence[Segment], context: ObjectiveContext) -> list[Segment]:
-        top_k = 0 if self.divergence is None else self.divergence.top_k
+        top_k = 1 if self.divergence is None else self.divergence.top_k
         return teach_all(self.teachers, segments, context, top_k=top_k)
