@@ -12,7 +12,7 @@ from conformance.doubles.learner_side import native_backend
 from conformance.doubles.processes import stopped
 from conformance.doubles.stand_in import make_stand_in
 from conformance.judge.calls import RawLearner, text_batch
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids
 from rollmatch.model.checkpoint import merged_weights

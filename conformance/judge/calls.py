@@ -6,7 +6,7 @@ import msgspec
 import requests
 import torch
 
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.weights.digest import bytes_of, digest_of
 from rollmatch.weights.gloo import GlooGroup

@@ -1,4 +1,4 @@
-"""Modules of the ``rollmatch-conformance`` wheel: ``servers/`` and ``trainers/`` without tests and known ones,
+"""Modules of the ``rollmatch-judge`` wheel: ``servers/`` and ``trainers/`` without tests and known ones,
 and ``vectors/`` without what makes them.
 """
 
@@ -19,6 +19,6 @@ setup(
     py_modules=[
         *(f"conformance.judge.{name}" for name in sorted(JUDGES - LEFT_OUT - TESTS)),
         *(f"conformance.judge.vectors.{name}" for name in VECTORS),
-        *("conformance.judge.ports", "conformance.judge.calls"),
+        *(f"conformance.judge.{name}" for name in ("calls", "ports", "rule_sets")),
     ]
 )

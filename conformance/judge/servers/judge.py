@@ -20,7 +20,7 @@ from conformance.judge.servers.command import say
 from conformance.judge.servers.exchange import Exchange
 from conformance.judge.servers.install import InstallFailed
 from conformance.judge.servers.known import BY_NAME, KNOWN, Known, UnknownServer, find_known
-from conformance.judge.servers.page import write_page
+from conformance.judge.servers.page import write_pages
 from conformance.judge.servers.policy import Policies
 from conformance.judge.servers.recording import (
     Recording,
@@ -32,7 +32,7 @@ from conformance.judge.servers.recording import (
 )
 from conformance.judge.servers.run import ask, is_well
 from conformance.judge.servers.subject import Subject, bearer, find_dialect
-from conformance.judge.servers.verdicts import rows_of, summary
+from conformance.judge.servers.verdicts import summary
 
 KEY = "of-the-judge"
 
@@ -115,7 +115,7 @@ def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequenc
     began, path = time.monotonic(), path_of(known.server)
     facts = facts_of_today(model="fixtures/models/digits", **known.facts())
     say(*(f"{known.server:16} {line}" for line in facts["outside"]))
-    recording = Recording(server=known.server, dialect=known.dialect, facts=facts)
+    recording = Recording(server=known.server, dialect=known.dialect, facts=facts, reproduce=known.reproduce)
     if only and path.exists():
         recording = read_recording(path)
         recording.facts |= facts
@@ -123,11 +123,11 @@ def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequenc
     for check, exchange, seconds in judging.run(checks_for(known.dialect, only=only)):
         recording.keep(check, exchange, seconds)
         write_recording(recording)  # kept even if the judge is ended
-        say(*(f"{known.server:16} {row}" for row in rows_of(recording) if row.check is check))
+        say(*(f"{known.server:16} {row}" for row in recording.rows() if row.check is check))
     if not only:
         recording.facts |= {"seconds": round(time.monotonic() - began), "starts": judging.num_starts}
     write_recording(recording)
-    rows = rows_of(recording)
+    rows = recording.rows()
     say(f"{path.name}: {summary(rows)}; {round(time.monotonic() - began)} s")
     return sum(row.fails for row in rows)
 
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (AssertionError, InstallFailed) as error:
             say(f"{known.server} cannot be judged: {error}")
             num_failing += 1
-    write_page()
+    write_pages()
     os._exit(bool(num_failing))  # a thread that a server left hanging may break an ordinary end
 
 

@@ -6,6 +6,8 @@ from concurrent.futures import TimeoutError as StillRunning
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from conformance.judge.rule_sets import NEWEST
+from conformance.judge.servers.bounded import in_thread
 from conformance.judge.servers.check import INAPPLICABLE, MISSED, PASSED, UNTESTABLE, Check, CheckVerdict, judge
 from conformance.judge.servers.dialects import ReplyUnreadable
 from conformance.judge.servers.exchange import Exchange, RecordedCall
@@ -13,10 +15,10 @@ from conformance.judge.servers.gaps import BLOCKED, Gap, settle
 from conformance.judge.servers.peers import sync
 from conformance.judge.servers.preflight import QUESTIONS, Preflight, answers_of, look_at
 from conformance.judge.servers.profiles import required_by
-from conformance.judge.servers.reproduce import command_for, curl_for, curl_of
+from conformance.judge.servers.reproduce import command_for, curl_for, curl_of, run_again
 from conformance.judge.servers.run import ALIVE_S, LEAVE_S, ask
 from conformance.judge.servers.subject import Subject
-from conformance.judge.servers.talk import Talk, in_thread
+from conformance.judge.servers.talk import Talk
 from conformance.judge.servers.verdicts import VerdictRow, exit_code
 
 QUIET_S, RESTORE_S, PAUSE_S = 30.0, 120.0, 0.2
@@ -34,6 +36,9 @@ class JudgingRules:
     dangerous: bool = False
     budget_s: float = 900.0
     gaps: Mapping[str, Gap] = field(default_factory=dict)
+    rules: str = NEWEST
+    started_by: str = ""
+    """Command that starts the server, for who wants to see the report again."""
 
 
 class ServerJudgement:
@@ -99,6 +104,23 @@ class ServerJudgement:
     @property
     def title(self) -> str:
         return self.subject.url
+
+    @property
+    def rules(self) -> str:
+        return self.terms.rules
+
+    @property
+    def server(self) -> str:
+        return f"{self.subject.name}-{self.subject.version}" if self.subject.version else ""
+
+    @property
+    def dialect(self) -> str:
+        return self.subject.dialect.name
+
+    @property
+    def reproduce(self) -> str:
+        judged = run_again(self.subject, rules=self.terms.rules, dangerous=self.terms.dangerous)
+        return "\n".join(filter(None, [self.terms.started_by, judged]))
 
     def again(self, check: Check) -> str:
         return command_for(check, self.subject)

@@ -54,6 +54,11 @@ class Known:
         return f"{self.name}-{self.version}"
 
     @property
+    def reproduce(self) -> str:
+        """Command that installs, starts and judges it again."""
+        return f"python -m conformance.judge.servers.judge {self.name}{f'=={self.version}' * bool(self.package)}"
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """Pinned, for an environment of its own; none for what stands in this one."""
         return pins_of(self.package, self.version, self.beside)

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import time
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,9 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--tolerance", type=float, metavar="NATS", help="of numbers beside those of --model")
     group.addoption("--transport", metavar="T", help="how weights reach its workers; else none are sent")
     group.addoption("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
-    group.addoption("--server-name", metavar="NAME-VERSION", default="", help="for its known gaps and the record")
-    group.addoption("--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason, seen and link")
-    group.addoption("--record", type=Path, metavar="DIR", help="write what was sent and what came back")
+    group.addoption("--server-name", metavar="NAME-VERSION", default="", help="for its known gaps and the report")
+    text = "known gaps: YAML list of check, reason, seen, link and expires"
+    group.addoption("--known-gaps", type=Path, metavar="FILE", help=text)
+    group.addoption("--rules", metavar="YYYY-MM", help="rule set; default: the newest")
+    group.addoption("--started-by", metavar="COMMAND", default="", help="how the server was started")
     group.addoption("--check", action="append", default=[], metavar="ID", help="only this one; several times")
     group.addoption("--minutes", type=float, default=15.0, help="start no check after so many; default: 15")
     group.addoption(
@@ -56,12 +59,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if not config.getoption("server"):
         return
+    from conformance.judge.rule_sets import NEWEST
     from conformance.judge.servers.gaps import GapMalformed, gaps_of, load_gaps
     from conformance.judge.servers.judgement import JudgingRules, ServerJudgement
     from conformance.judge.servers.profiles import UnknownCheck, checks_of, left_out
     from conformance.judge.servers.subject import DialectUnclear
 
     dangerous, named = config.getoption("dangerous"), config.getoption("server_name")
+    rules = config.getoption("rules") or NEWEST
     try:
         subject = subject_of(config)
         config.stash[CHECKS] = checks_of(
@@ -70,8 +75,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             lacks=subject.lacks,
             dangerous=dangerous,
             only=config.getoption("check"),
+            rules=rules,
         )
-        named_file = config.getoption("gaps")
+        named_file = config.getoption("known_gaps")
         gaps = load_gaps(named_file, server=named) if named_file else gaps_of(named)
     except requests.ConnectionError:
         raise pytest.UsageError(f"{config.getoption('server')} cannot be judged: nothing answers there") from None
@@ -79,11 +85,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(f"{config.getoption('server')} cannot be judged: {error}") from None
     except (DialectUnclear, UnknownCheck, GapMalformed, ValueError) as error:
         raise pytest.UsageError(str(error)) from None
-    terms = JudgingRules(dangerous=dangerous, budget_s=60 * config.getoption("minutes"), gaps=gaps)
+    terms = JudgingRules(
+        dangerous=dangerous,
+        budget_s=60 * config.getoption("minutes"),
+        gaps=gaps,
+        rules=rules,
+        started_by=config.getoption("started_by"),
+    )
     config.stash[JUDGEMENT] = judgement = ServerJudgement(subject, terms)
     if not config.getoption("check"):
         family, asked = subject.dialect.family, config.stash[CHECKS]
-        judgement.not_asked = left_out(family, asked, lacks=subject.lacks, dangerous=dangerous)
+        judgement.not_asked = left_out(family, asked, lacks=subject.lacks, dangerous=dangerous, rules=rules)
 
 
 def subject_of(config: pytest.Config) -> "Subject":
@@ -163,7 +175,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(line, yellow=True)
     if JUDGEMENT not in config.stash or not judgement_of(config).rows:
         return
-    from conformance.judge.servers.recording import write_recording
     from conformance.judge.servers.verdicts import summary
 
     judgement = judgement_of(config)
@@ -174,32 +185,17 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.write_line(summary(judgement.rows))
     if judgement.not_restored:
         terminalreporter.write_line(judgement.not_restored, red=True)
-    if (folder := config.getoption("record")) is not None:
-        terminalreporter.write_line(f"recorded in {write_recording(recording_of(config), folder)}")
-
-
-def recording_of(config: pytest.Config) -> Any:
-    """What was asked, with the facts of today."""
-    from conformance.judge.servers.recording import Recording, facts_of_today
-
-    judgement = judgement_of(config)
-    dialect = judgement.subject.dialect.name
-    name = config.getoption("server_name") or f"{dialect}-server"
-    recording = Recording(server=name, dialect=dialect, facts=facts_of_today(url=judgement.subject.url))
-    for row in judgement.rows:
-        if row.exchange is not None:
-            recording.keep(row.check, row.exchange, row.seconds)
-    return recording
 
 
 def rows_of_servers(config: pytest.Config) -> list[dict[str, Any]]:
     """For the matrix: every server that was recorded, and the one that was judged now."""
     from conformance.judge.servers.recording import recordings
-    from conformance.judge.servers.verdicts import matrix_rows, rows_of
+    from conformance.judge.servers.verdicts import matrix_rows
 
-    judged = [(each.server, each.facts["date"], rows_of(each)) for each in recordings()]
+    judged = [(each.server, each.facts["date"], each.rows()) for each in recordings()]
     if JUDGEMENT in config.stash:
-        live = recording_of(config)
-        judged = [entry for entry in judged if entry[0] != live.server]
-        judged.append((live.server, live.facts["date"], judgement_of(config).rows))
+        live = judgement_of(config)
+        name = live.server or f"{live.dialect}-server"
+        judged = [entry for entry in judged if entry[0] != name]
+        judged.append((name, time.strftime("%Y-%m-%d"), live.rows))
     return matrix_rows(judged)

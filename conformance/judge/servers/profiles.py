@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 
+from conformance.judge.rule_sets import NEWEST
 from conformance.judge.servers.check import Check
 from conformance.judge.servers.checks import BY_ID, checks_for
 from conformance.judge.servers.subject import KEY_VARIABLE
@@ -27,15 +28,17 @@ def checks_of(
     lacks: Lacks = lambda needs: "",
     dangerous: bool = False,
     only: Sequence[str] = (),
+    rules: str = NEWEST,
 ) -> list[Check]:
     """``http``: calls alone, and answers beside transformers where there is a model. ``weights``: updates, too.
 
     ``full``: also what may stop the server, which the others add with ``dangerous``. What the model is not made for is
-    left out, and what needs a key where there is none. ``only`` names checks of any profile. Errors: ``UnknownCheck``.
+    left out, and what needs a key where there is none. ``only`` names checks of any profile, ``rules`` the set that
+    says which checks there are. Errors: ``UnknownCheck``.
     """
-    listed = checks_for(dialect, only=only)
+    listed = checks_for(dialect, only=only, rules=rules)
     if missing := set(only) - {check.check_id for check in listed}:
-        raise UnknownCheck(f"the {dialect} dialect has no check {', '.join(sorted(missing))}")
+        raise UnknownCheck(f"the {dialect} dialect has no check {', '.join(sorted(missing))} in the rules {rules}")
     if only:
         return in_order(listed)
     asked = [check for check in listed if "process" not in check.needs and not _is_foreign(check, lacks)]
@@ -46,9 +49,13 @@ def checks_of(
     return in_order(asked)
 
 
-def left_out(dialect: str, asked: Collection[Check], *, lacks: Lacks, dangerous: bool = False) -> dict[str, list[str]]:
+def left_out(
+    dialect: str, asked: Collection[Check], *, lacks: Lacks, dangerous: bool = False, rules: str = NEWEST
+) -> dict[str, list[str]]:
     """Ids of checks that are not ``asked`` for want of something -> what a user would have to give."""
-    others = [check for check in checks_for(dialect) if check not in asked and "process" not in check.needs]
+    others = [
+        check for check in checks_for(dialect, rules=rules) if check not in asked and "process" not in check.needs
+    ]
     wanting = {
         check.check_id: [option for need, option in OPTIONS.items() if need in check.needs and lacks((need,))]
         + ["--dangerous"] * (check.is_dangerous and not dangerous)

@@ -1,10 +1,9 @@
-"""Recorded exchanges per server, version and dialect; every run of the suite judges them again."""
+"""Reports that are kept: what servers were asked and said; every run of the suite judges them again."""
 
-import json
 import platform
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -12,15 +11,23 @@ from typing import Any
 
 import msgspec
 
-from conformance.judge.servers.check import Check, CheckVerdict, judge
-from conformance.judge.servers.checks import BY_ID
+from conformance.judge.rule_sets import NEWEST, SERVERS, judged_by
+from conformance.judge.servers.check import INAPPLICABLE, Check, CheckVerdict, judge
+from conformance.judge.servers.checks import BY_ID, CHECKS
 from conformance.judge.servers.exchange import Exchange, shortened
+from conformance.judge.servers.gaps import BLOCKED, Gap, gaps_of, settle
+from conformance.judge.servers.reports import FORMAT, MEANINGS, entry_of, read_report, text_of, valid
+from conformance.judge.servers.verdicts import VerdictRow, exit_code
 
 ROOT = Path(__file__).parents[3]
-FOLDER = ROOT / "fixtures" / "exchanges"
+FOLDER = ROOT / "reports"
+TRAINERS = ROOT / "fixtures" / "exchanges" / "trainers"
+"""Recordings of trainers; those of servers are reports."""
+UNASKED = (BLOCKED, INAPPLICABLE)
+"""Verdicts for which nothing was sent."""
 MAX_AGE_DAYS = 90
 """Age from which on the suite names a recording; nothing fails by the calendar."""
-DATED = re.compile(r'"date": "([^"]+)"')
+DATED = re.compile(r'"date": ?"([-\d]{10})')
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,43 +40,69 @@ class Recording:
     """Of the day: date, machine, how it was started, versions."""
     exchanges: dict[str, Exchange] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    rules: str = NEWEST
+    reproduce: str = ""
 
     def verdicts(self) -> Mapping[str, CheckVerdict]:
         """Judged now; of checks that there still are."""
         return {name: judge(BY_ID[name], data) for name, data in self.exchanges.items() if name in BY_ID}
+
+    def rows(self, gaps: Mapping[str, Gap] | None = None) -> list[VerdictRow]:
+        """By its rule set, against these ``gaps``; default: those that are known of its server."""
+        known, verdicts = gaps_of(self.server) if gaps is None else gaps, self.verdicts()
+        return [
+            VerdictRow(
+                check=check,
+                state=state,
+                reason=reason,
+                seconds=self.seconds[check.check_id],
+                exchange=self.exchanges[check.check_id],
+            )
+            for check in judged_by(self.rules, SERVERS, CHECKS)
+            if check.check_id in verdicts
+            for state, reason in [settle(check, verdicts[check.check_id], known)]
+        ]
 
     def keep(self, check: Check, exchange: Exchange, seconds: float) -> None:
         self.exchanges[check.check_id] = exchange
         self.seconds[check.check_id] = seconds
 
 
-def path_of(server: str, folder: Path = FOLDER) -> Path:
-    return folder / f"{server}.json"
+def path_of(server: str, folder: Path = FOLDER, rules: str = NEWEST) -> Path:
+    """``reports/<rules>/<server>/<version>.json``."""
+    name, _, version = server.rpartition("-")
+    return folder / rules / name / f"{version}.json"
 
 
 def write_recording(recording: Recording, folder: Path = FOLDER) -> Path:
-    """One check a paragraph, so that a difference can be read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    verdicts = recording.verdicts()
-    data = {
+    """As a report, judged now; what was sent, and replies that are no JSON, are cut."""
+    path = path_of(recording.server, folder, recording.rules)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows, facts = recording.rows(), recording.facts
+    code = exit_code(rows)
+    report = {
+        "format": FORMAT,
+        "rules": recording.rules,
         "server": recording.server,
         "dialect": recording.dialect,
-        "facts": recording.facts,
-        "checks": {
-            name: {"verdict": verdicts[name].state, "reason": verdicts[name].reason, "seconds": recording.seconds[name]}
-            | _kept(recording.exchanges[name])
-            for name in sorted(recording.exchanges)
-        },
+        "url": facts.get("url", ""),
+        "date": facts.get("date", ""),
+        "exit_code": code,
+        "meaning": MEANINGS[code],
+        "seconds": facts.get("seconds", 0.0),
+        "reproduce": recording.reproduce,
+        "preflight": {"problem": "", "facts": facts, "warnings": facts.get("outside", [])},
+        "not_restored": "",
+        "not_asked": {},
+        "checks": [_kept(row) for row in sorted(rows, key=lambda row: row.check.check_id)],
     }
-    path = path_of(recording.server, folder)
-    path.write_text(_compact(data).replace(f"{ROOT}/", ""), encoding="utf-8")
+    path.write_text(text_of(valid(report)).replace(f"{ROOT}/", ""), encoding="utf-8")
     return path
 
 
-def _kept(exchange: Exchange) -> dict[str, Any]:
-    """As plain values; what was sent, and replies that are no JSON, are cut."""
-    entry: dict[str, Any] = msgspec.to_builtins(exchange)
-    for call in entry.get("calls", ()):
+def _kept(row: VerdictRow) -> dict[str, Any]:
+    entry: dict[str, Any] = msgspec.to_builtins(entry_of(row, SERVERS))
+    for call in entry["calls"]:
         if "sent" in call:
             call["sent"] = shortened(call["sent"])
         if isinstance(call.get("reply"), str):
@@ -78,31 +111,31 @@ def _kept(exchange: Exchange) -> dict[str, Any]:
 
 
 def read_recording(path: Path) -> Recording:
-    """The verdicts in it are for readers; they are judged again. Checks that there are no more are left out."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    data["checks"] = {name: entry for name, entry in data["checks"].items() if name in BY_ID}
-    own = {"verdict", "reason", "seconds"}
+    """Of a kept report, or of one that a run has just written. Checks that there are no more are left out.
+
+    The verdicts in it are for readers; they are judged again. Errors: ``ReportInvalid``.
+    """
+    report = read_report(path)
+    asked = [entry for entry in report.checks if entry.check_id in BY_ID and entry.verdict not in UNASKED]
     return Recording(
-        server=data["server"],
-        dialect=data["dialect"],
-        facts=data["facts"],
-        exchanges={
-            name: msgspec.convert({key: value for key, value in entry.items() if key not in own}, Exchange)
-            for name, entry in data["checks"].items()
-        },
-        seconds={name: entry["seconds"] for name, entry in data["checks"].items()},
+        server=report.server,
+        dialect=report.dialect,
+        facts={"date": report.date[:10]} | report.preflight.facts,
+        exchanges={entry.check_id: msgspec.convert(msgspec.to_builtins(entry), Exchange) for entry in asked},
+        seconds={entry.check_id: entry.seconds for entry in asked},
+        rules=report.rules,
+        reproduce=report.reproduce,
     )
 
 
 def recorded_verdicts(path: Path) -> dict[str, str]:
     """As they were when it was recorded."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return {name: entry["verdict"] for name, entry in data["checks"].items()}
+    return {entry.check_id: entry.verdict for entry in read_report(path).checks}
 
 
 def recordings(folder: Path = FOLDER) -> list[Recording]:
-    """All that are kept, by name."""
-    return [read_recording(path) for path in sorted(folder.glob("*.json"))]
+    """All of the newest rule set, by name."""
+    return [read_recording(path) for path in sorted((folder / NEWEST).rglob("*.json"))]
 
 
 def days_old(path: Path, today: date) -> int | None:
@@ -120,19 +153,17 @@ def is_due(path: Path, older_than: int | None, today: date) -> bool:
     return older_than is None or age is None or age > older_than
 
 
-def age_lines(today: date, folder: Path = FOLDER) -> list[str]:
-    """Name recordings older than ``MAX_AGE_DAYS``, and the command that refreshes them."""
-    ages = {path.relative_to(folder): days_old(path, today) or 0 for path in sorted(folder.rglob("*.json"))}
-    old = {path: days for path, days in ages.items() if days > MAX_AGE_DAYS}
-    lines = [f"recorded {days} days ago: {path.with_suffix('')}" for path, days in old.items()]
-    refresh = {
-        f"python -m conformance.{kind} --older-than {MAX_AGE_DAYS}": [path for path in old if is_kind(path)]
-        for kind, is_kind in (
-            ("judge.servers.judge --all", lambda path: path.parent == Path()),
-            ("judge.trainers.known", lambda path: path.parent != Path()),
-        )
-    }
-    return lines + [f"again: {command}" for command, paths in refresh.items() if paths]
+def age_lines(today: date, folders: Sequence[Path] = (FOLDER / NEWEST, TRAINERS)) -> list[str]:
+    """Name recordings of servers and of trainers older than ``MAX_AGE_DAYS``, and the command that refreshes them."""
+    lines, refresh = [], []
+    for folder, command in zip(folders, ("judge.servers.judge --all", "judge.trainers.known"), strict=True):
+        ages = {path.relative_to(folder): days_old(path, today) or 0 for path in sorted(folder.rglob("*.json"))}
+        old = [
+            f"recorded {days} days ago: {path.with_suffix('')}" for path, days in ages.items() if days > MAX_AGE_DAYS
+        ]
+        refresh += [f"again: python -m conformance.{command} --older-than {MAX_AGE_DAYS}"] * bool(old)
+        lines += old
+    return lines + refresh
 
 
 def facts_of_today(**further: Any) -> dict[str, Any]:
@@ -142,15 +173,3 @@ def facts_of_today(**further: Any) -> dict[str, Any]:
         "machine": platform.machine(),
         "python": platform.python_version(),
     } | further
-
-
-def _compact(data: dict[str, Any]) -> str:
-    """Indented to the calls; a call is one line."""
-    lines = ["{", *(f' "{name}": {json.dumps(data[name])},' for name in ("server", "dialect", "facts"))]
-    lines.append(' "checks": {')
-    entries = []
-    for name, entry in data["checks"].items():
-        head = {key: value for key, value in entry.items() if key != "calls"}
-        calls = ",\n   ".join(json.dumps(call) for call in entry.get("calls", []))
-        entries.append(f'  "{name}": {json.dumps(head)[:-1]}, "calls": [\n   {calls}\n  ]}}')
-    return "\n".join([*lines, ",\n".join(entries), " }", "}"]) + "\n"

@@ -14,13 +14,22 @@ COMMAND = "rollmatch-judge"
 
 def command_for(check: Check, subject: Subject) -> str:
     """The judge, asked for this check alone."""
-    words = [COMMAND, subject.url, "--dialect", subject.dialect.file or subject.dialect.name, "--check", check.check_id]
+    return shlex.join([*_words(subject), "--check", check.check_id] + ["--dangerous"] * check.is_dangerous)
+
+
+def run_again(subject: Subject, *, rules: str, dangerous: bool) -> str:
+    """The judge, asked for all that this run asked."""
+    return shlex.join([*_words(subject), "--rules", rules] + ["--dangerous"] * dangerous)
+
+
+def _words(subject: Subject) -> list[str]:
+    words = [COMMAND, subject.url, "--dialect", subject.dialect.file or subject.dialect.name]
     if subject.policies is not None:
         words += ["--model", subject.policies.directory]
         words += ["--tolerance", f"{subject.tolerance:g}"] * (subject.tolerance != TOLERANCE)
     if subject.transport is not None:
         words += ["--transport", subject.transport, "--group-host", subject.group_host]
-    return shlex.join(words + ["--dangerous"] * check.is_dangerous)
+    return words
 
 
 def curl_for(call: RecordedCall, subject: Subject) -> str:

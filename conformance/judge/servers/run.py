@@ -6,11 +6,12 @@ from collections.abc import Collection
 from concurrent.futures import TimeoutError as StillRunning
 from contextlib import suppress
 
+from conformance.judge.servers.bounded import in_thread
 from conformance.judge.servers.check import PASSED, Check, CheckVerdict, judge
 from conformance.judge.servers.dialects import ReplyUnreadable
 from conformance.judge.servers.exchange import Exchange
 from conformance.judge.servers.subject import Subject
-from conformance.judge.servers.talk import Stopped, Talk, in_thread
+from conformance.judge.servers.talk import Stopped, Talk
 
 LEAVE_S, ALIVE_S = 15.0, 8.0
 SIGNS_OF_LIFE = ("greedy-repeats", "same-weights-same-responses", "caches-forget-old-weights")

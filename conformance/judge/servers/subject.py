@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import requests
-
+from conformance.judge.servers.bounded import Allowance, Reply, fetch
 from conformance.judge.servers.dialect_plugins import kinds
 from conformance.judge.servers.dialects import ServerDialect, Vllm
 from conformance.judge.servers.numbers import TOLERANCE
@@ -47,6 +46,7 @@ class Subject:
     """None: without the model's directory, prompts are texts and there is nothing to compare with."""
     group_host: str = "127.0.0.1"
     """Where the server's workers and the judge meet to transfer weights."""
+    allowance: Allowance = field(default_factory=Allowance)
     headers: Mapping[str, str] = field(default_factory=dict)
     """``bearer`` of the server's key; empty: it has none."""
     shares: Any = None
@@ -104,11 +104,14 @@ def find_dialect(url: str, named: str | None = None, headers: Mapping[str, str] 
 
 
 def _routes(url: str, headers: Mapping[str, str]) -> set[str]:
-    listed = requests.get(f"{url}/openapi.json", timeout=FIND_TIMEOUT_S, headers=dict(headers))
-    if not listed.ok:
-        remedy = KEY_REMEDY if listed.status_code in KEY_STATUS else "URL is the server's root, without /v1 or the like"
-        raise DialectUnclear(f"{url}/openapi.json returns {listed.status_code}: {remedy}; or say --dialect")
-    return {path.rstrip("/") for path in listed.json().get("paths", {})}
+    listed = _get(f"{url}/openapi.json", headers)
+    if not listed.is_ok:
+        remedy = KEY_REMEDY if listed.status in KEY_STATUS else "URL is the server's root, without /v1 or the like"
+        raise DialectUnclear(f"{url}/openapi.json returns {listed.status}: {remedy}; or say --dialect")
+    paths = listed.value.get("paths") if isinstance(listed.value, Mapping) else None
+    if not isinstance(paths, Mapping):
+        raise DialectUnclear(f"{url}/openapi.json lists no paths; say --dialect {'|'.join(kinds())}, or FILE.py")
+    return {str(path).rstrip("/") for path in paths}
 
 
 def meeting_place(url: str, dialect: ServerDialect) -> str:
@@ -124,6 +127,11 @@ def meeting_place(url: str, dialect: ServerDialect) -> str:
 
 def name_of_model(url: str, headers: Mapping[str, str]) -> str | None:
     """Return the first model that ``/v1/models`` lists and that is no adapter; None where it lists none."""
-    listed = requests.get(f"{url}/v1/models", timeout=FIND_TIMEOUT_S, headers=dict(headers))
-    entries = listed.json().get("data", []) if listed.ok else []
-    return next((str(entry["id"]) for entry in entries if not entry.get("parent")), None)
+    listed = _get(f"{url}/v1/models", headers)
+    entries = listed.value.get("data") if listed.is_ok and isinstance(listed.value, Mapping) else None
+    named = [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    return next((str(entry["id"]) for entry in named if "id" in entry and not entry.get("parent")), None)
+
+
+def _get(url: str, headers: Mapping[str, str]) -> Reply:
+    return fetch("GET", url, timeout_s=FIND_TIMEOUT_S, allowance=Allowance(), headers=headers)

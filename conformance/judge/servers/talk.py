@@ -1,7 +1,6 @@
 """Calls to a server under judgement: every call is recorded, none raises because of what the server does."""
 
 import errno
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -9,6 +8,7 @@ from typing import Any
 
 import requests
 
+from conformance.judge.servers.bounded import Unbounded, fetch, in_thread
 from conformance.judge.servers.exchange import Exchange, RecordedCall
 from conformance.judge.servers.question import Question
 from conformance.judge.servers.subject import Subject, bearer
@@ -43,18 +43,22 @@ class Talk:
         ``key`` is sent in place of the server's, none where it is empty.
         """
         keep, note, timeout = (keywords.pop(*pair) for pair in (("keep", True), ("note", True), ("timeout_s", None)))
-        session, key = keywords.pop("session", requests), keywords.pop("key", None)
+        key = keywords.pop("key", None)
         sent, headers = keywords.get("json", keywords.get("data")), self.subject.headers if key is None else bearer(key)
         call = RecordedCall(label=label, method=method, path=path, sent=sent, key=key)
         began = time.monotonic()
         try:
-            answer = session.request(
-                method, self.subject.url + path, headers=headers,
-                timeout=timeout or CALL_TIMEOUT_S, **keywords,
-            )  # fmt: skip
-            call.status, call.reply = answer.status_code, _decoded(answer) if keep else None
-            if answer.history:
-                call.failure = "redirected more than once" if len(answer.history) > 1 else ""
+            answer = fetch(
+                method,
+                self.subject.url + path,
+                headers=headers,
+                timeout_s=timeout or CALL_TIMEOUT_S,
+                allowance=self.subject.allowance,
+                **keywords,
+            )
+            call.status, call.reply = answer.status, answer.value if keep else None
+        except Unbounded as error:
+            call.failure = str(error)
         except requests.RequestException as error:
             call.failure = type(error).__name__
         call.seconds = round(time.monotonic() - began, 3)
@@ -100,24 +104,3 @@ class Talk:
         """Do what is to be done at the end."""
         while self.leaving:
             self.leaving.pop()()
-
-
-def in_thread(work: Callable[..., Any], *arguments: Any, **keywords: Any) -> "Future[Any]":
-    """A daemon's thread, so that one that hangs keeps nobody from ending."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work(*arguments, **keywords))
-        except Exception as error:  # noqa: BLE001
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future
-
-
-def _decoded(answer: requests.Response) -> Any:
-    try:
-        return answer.json()
-    except ValueError:
-        return answer.text

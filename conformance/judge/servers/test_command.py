@@ -40,7 +40,10 @@ def named(*checks):
     return [word for check in checks for word in ("--check", check)]
 
 
-@pytest.mark.scenario("judging/a-bare-url", clauses=["judging/a-server-is-judged-by-its-url-alone#1"])
+@pytest.mark.scenario(
+    "judging/a-bare-url",
+    clauses=["judging/a-server-is-judged-by-its-url-alone#1", "judging/the-exit-code-says-what-is-known#3"],
+)
 def test_a_bare_url_is_judged_without_torch_and_without_the_implementation(installed, tmp_path):
     reports = ("--json", "all.json", "--junit", "all.xml", "--page", "all.html")
     with small_server() as server:
@@ -52,8 +55,10 @@ def test_a_bare_url_is_judged_without_torch_and_without_the_implementation(insta
     assert verdicts["logprobs-fit-the-ids"] == "must"
     verdicts.pop("short-call-passes-long-one")  # the double may end its long responses before another call arrives
     assert not {"not-testable", "harness-error"} & {*verdicts.values()}, verdicts
-    assert "checks were not asked: " in output
-    assert " need --model, " in output
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("1: rules 2026-12: a MUST is missed; ")
+    assert " checks were not asked: " in last
+    assert " need --model, " in last
     assert "--model" in report["not_asked"]["servers/greedy-equals-transformers"]
     assert "servers/greedy-equals-transformers</dt><dd>needs --model" in (tmp_path / "all.html").read_text()
     assert "not asked: needs --model" in (tmp_path / "all.xml").read_text()
@@ -97,9 +102,9 @@ def test_reports_say_the_same(installed, tmp_path):
         (["http://x", "--model", "m", "--tolerance", "0"], "--tolerance"),
         (["http://x", "--model", "m", "--tolerance", "0.6"], "--tolerance"),
         (["http://x", "--json", "no/such/folder/r.json"], "--json"),
-        (["http://x", "--gaps", "none.yaml"], "--gaps"),
+        (["http://x", "--known-gaps", "none.yaml"], "--known-gaps"),
         (["http://x", "--server-name", "swift"], "--server-name"),
-        (["http://x", "--server-name", "nobody-1.0"], "--server-name"),
+        (["http://x", "--rules", "2026-01"], "argument --rules"),
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_called(words, named_key, capsys):
@@ -122,7 +127,7 @@ def test_an_unreachable_server_and_an_unknown_check_are_named(installed, tmp_pat
 
 
 def test_gaps_come_from_a_file(installed, tmp_path):
-    gap = "{check: wrong-method-is-405, reason: not yet, seen: '%s', link: https://example.org}"
+    gap = "{check: wrong-method-is-405, reason: not yet, seen: '%s', link: https://example.org, expires: 2099-01-01}"
     ranged = "{server: 'small>=2,<3', gaps: [" + gap % "get: GET" + "]}"
     for text, name, wanted in (
         (f"- {gap % 'get: GET'}", "", (0, "1 known-gap")),
@@ -132,7 +137,7 @@ def test_gaps_come_from_a_file(installed, tmp_path):
         (ranged, "", (4, "the server's version is not known")),
     ):
         (tmp_path / "gaps.yaml").write_text(text)
-        words = ["--gaps", "gaps.yaml", *(["--server-name", name] if name else []), *named("wrong-method-is-405")]
+        words = ["--known-gaps", "gaps.yaml", *(["--server-name", name] if name else []), *named("wrong-method-is-405")]
         with small_server() as server:
             code, output = judge(installed, tmp_path, server.url, *words)
         assert (code, wanted[1] in output) == (wanted[0], True), output
@@ -173,7 +178,7 @@ def test_the_main_command_hands_over_or_names_the_package(monkeypatch, capsys):
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 4
     monkeypatch.setitem(sys.modules, "conformance.judge.servers.command", None)
     assert rollmatch(["judge", "http://127.0.0.1:9"]) == 1
-    assert "[judge-not-installed] servers: rollmatch-conformance is not installed" in capsys.readouterr().err
+    assert "[judge-not-installed] servers: rollmatch-judge is not installed" in capsys.readouterr().err
 
 
 def test_no_progress_bar_stands_between_the_verdicts(capfd):

@@ -169,5 +169,5 @@ def test_a_refused_update_keeps_the_salt_and_lets_generation_go_on(prime_rl):
 
 def test_what_was_recorded_of_prime_rl_is_judged_as_it_was():
     kind_of(str(FILE))
-    judged = {name: verdict.state for name, verdict in read_recording(RECORDED).verdicts().items()}
+    judged = {row.check.check_id: row.state for row in read_recording(RECORDED).rows()}
     assert judged == recorded_verdicts(RECORDED)

@@ -1,5 +1,7 @@
 """Known gaps: what they excuse, and in which versions."""
 
+from datetime import date, timedelta
+
 import pytest
 
 from conformance.judge.servers.check import MISSED, MUST, PASSED, SHOULD, UNTESTABLE, Check, CheckVerdict
@@ -33,6 +35,16 @@ def test_gaps_excuse_what_is_missed_for_their_reason_and_go_stale(state, grade, 
     assert ("another one: no end" in reason) == (seen == "no end")
 
 
+@pytest.mark.scenario("judging/a-gap-that-has-expired", clauses=["judging/a-known-gap-excuses-one-reason#4"])
+@pytest.mark.parametrize(("days", "settled"), [(0, "known-gap"), (-1, "must")])
+def test_a_gap_excuses_nothing_after_its_day(days, settled):
+    day = date.today() + timedelta(days=days)  # of this machine
+    gap = Gap(check="x", reason="so", seen="500", link="there", expires=day)
+    check = Check(check_id="x", sentence="", ask=HEALTH.ask, judge=HEALTH.judge)
+    found, reason = settle(check, CheckVerdict(state=MISSED, reason="a bare 500"), {"x": gap})
+    assert (found, f"expired on {day}" in reason) == (settled, days < 0)
+
+
 def test_a_gap_names_a_check_a_reason_what_is_seen_and_a_link(tmp_path):
     path = tmp_path / "x.yaml"
     for entry, named in (
@@ -41,11 +53,12 @@ def test_a_gap_names_a_check_a_reason_what_is_seen_and_a_link(tmp_path):
         (f"{HEALTH.check_id}, reason: r, link: l", "seen"),
         (f"{HEALTH.check_id}, reason: r, seen: '(', link: l", "unterminated"),
         (f"{HEALTH.check_id}, versions: >=2", "cannot start any token"),
+        (f"{HEALTH.check_id}, reason: r, seen: s, link: l", "expires: YYYY-MM-DD"),
     ):
         path.write_text(f"- {{check: {entry}}}\n")
         with pytest.raises(GapMalformed, match=named):
             load_gaps(path)
-    path.write_text(f"- {{check: {HEALTH.check_id}, reason: r, seen: s, link: l}}\n")
+    path.write_text(f"- {{check: {HEALTH.check_id}, reason: r, seen: s, link: l, expires: 2027-03-01}}\n")
     assert load_gaps(path)[HEALTH.check_id].reason == "r"
 
 

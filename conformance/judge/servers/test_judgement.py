@@ -216,7 +216,7 @@ def test_profiles_hold_what_can_be_tested_by_their_means():
 def test_what_the_model_is_not_made_for_is_no_part_of_a_profile(monkeypatch, missing, is_asked):
     """Without any model nobody knows its kind: then it is asked for, as not testable."""
     sees = make_check("sees", needs=("model", "pictures"))
-    monkeypatch.setattr("conformance.judge.servers.profiles.checks_for", lambda dialect, only: [sees])
+    monkeypatch.setattr("conformance.judge.servers.profiles.checks_for", lambda dialect, **_: [sees])
     asked = checks_of("trl", profile="weights", lacks=lambda needs: ", ".join({*needs} & {*missing}))
     assert asked == [sees] * is_asked
 

@@ -150,7 +150,7 @@ def run_pytest(*arguments):
 def test_a_server_is_judged_by_its_url_and_nothing_else_runs(tmp_path):
     with small_server() as server:
         code, output = run_pytest(
-            *("conformance", "--server", server.url, "--no-dangerous", "--record", str(tmp_path)),
+            *("conformance", "--server", server.url, "--no-dangerous", "--report-json", str(tmp_path / "r.json")),
             *("--check", HEALTH.check_id, "--check", "wrong-method-is-405", "--check", "copies-of-a-prompt-differ"),
             *("--check", "greedy-equals-transformers", "--matrix", str(tmp_path / "matrix")),
         )
@@ -160,7 +160,7 @@ def test_a_server_is_judged_by_its_url_and_nothing_else_runs(tmp_path):
     assert "should        SHOULD copies-of-a-prompt-differ" in output
     assert "not-testable  MUST   greedy-equals-transformers" in output
     assert "1 failed, 2 passed, 1 skipped" in output
-    assert read_recording(tmp_path / "trl-server.json").exchanges.keys() >= {HEALTH.check_id}
+    assert read_recording(tmp_path / "r.json").exchanges.keys() >= {HEALTH.check_id}
     rows = {row["id"]: row["cells"] for row in json.loads((tmp_path / "matrix/matrix.json").read_text())["checks"]}
     assert rows["servers/health-with-and-without-slash"]["trl-server"]["verdict"] == "passed"
     assert rows["servers/wrong-method-is-405"]["trl-server"]["verdict"] == "failed"

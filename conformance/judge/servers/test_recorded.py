@@ -6,9 +6,8 @@ from conformance.judge.servers.checks import CHECKS, checks_for
 from conformance.judge.servers.gaps import FOLDER as GAPS
 from conformance.judge.servers.gaps import gaps_of
 from conformance.judge.servers.known import KNOWN
-from conformance.judge.servers.page import PAGE, page_text
+from conformance.judge.servers.page import PAGE, RULES_PAGE, page_text, rules_text
 from conformance.judge.servers.recording import path_of, recorded_verdicts, recordings
-from conformance.judge.servers.verdicts import rows_of
 from conformance.judge.trainers.page import trainers_text
 
 RECORDED = {each.server: each for each in recordings()}
@@ -25,7 +24,7 @@ def test_every_known_version_is_recorded_with_its_packages():
 @pytest.mark.parametrize("server", RECORDED)
 def test_what_was_recorded_is_judged_as_it_was(server):
     recording = RECORDED[server]
-    judged = {name: verdict.state for name, verdict in recording.verdicts().items()}
+    judged = {row.check.check_id: row.state for row in recording.rows()}
     assert judged == recorded_verdicts(path_of(server))
 
 
@@ -39,14 +38,14 @@ def test_every_check_of_the_dialect_is_recorded(server):
 
 @pytest.mark.parametrize("server", RECORDED)
 def test_what_is_missed_is_a_known_gap_and_no_gap_is_stale(server):
-    unexplained = [str(row) for row in rows_of(RECORDED[server]) if row.state not in ("pass", "known-gap")]
+    unexplained = [str(row) for row in RECORDED[server].rows() if row.state not in ("pass", "known-gap")]
     assert unexplained == []
 
 
 @pytest.mark.scenario(clauses=["servers/a-server-can-be-found-and-watched#6,7"])
 @pytest.mark.parametrize("server", [name for name in RECORDED if name.startswith("rollmatch-")])
 def test_our_own_server_passes_every_check(server):
-    assert [str(row) for row in rows_of(RECORDED[server]) if row.state != "pass"] == []
+    assert [str(row) for row in RECORDED[server].rows() if row.state != "pass"] == []
 
 
 def test_gaps_belong_to_servers_that_were_recorded():
@@ -63,6 +62,7 @@ def test_gaps_belong_to_servers_that_were_recorded():
 
 def test_the_page_shows_the_recordings():
     assert PAGE.read_text(encoding="utf-8") == page_text(list(RECORDED.values())) + trainers_text()
+    assert RULES_PAGE.read_text(encoding="utf-8") == rules_text()
 
 
 def test_dangerous_checks_come_last():

@@ -8,8 +8,7 @@ from typing import Any
 from conformance.judge.servers.check import FAULTY, MUST, UNTESTABLE, Check
 from conformance.judge.servers.checks import CHECKS
 from conformance.judge.servers.exchange import Exchange, shown
-from conformance.judge.servers.gaps import BLOCKED, FAILING, gaps_of, settle
-from conformance.judge.servers.recording import Recording
+from conformance.judge.servers.gaps import BLOCKED, FAILING
 
 CAPABILITY = "servers"
 MATRIX_VERDICTS = {"pass": "passed", "must": "failed", "should": "advice", "stale-gap": "failed"} | dict.fromkeys(
@@ -40,17 +39,6 @@ class VerdictRow:
         return (
             f"{self.state:13} {self.check.grade:6} {self.check.check_id:36} {self.seconds:6.1f} s  {shown(self.reason)}"
         )
-
-
-def rows_of(recording: Recording) -> list[VerdictRow]:
-    """Of a recording, against the known gaps of its server."""
-    gaps, verdicts = gaps_of(recording.server), recording.verdicts()
-    return [
-        VerdictRow(check=check, state=state, reason=reason, seconds=recording.seconds[check.check_id])
-        for check in CHECKS
-        if check.check_id in verdicts
-        for state, reason in [settle(check, verdicts[check.check_id], gaps)]
-    ]
 
 
 def summary(rows: Sequence[VerdictRow]) -> str:

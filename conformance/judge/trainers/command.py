@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from conformance.judge.rule_sets import TRAINERS, judged_by
 from conformance.judge.servers.command import (
     CODES,
     add_reports,
@@ -25,11 +26,12 @@ from conformance.judge.servers.command import (
     line_of,
     say,
 )
+from conformance.judge.servers.report_commands import add_gaps, add_rules
 from conformance.judge.servers.reports import MEANINGS, write_json, write_junit
 from conformance.judge.servers.sheet import write_sheet
 from conformance.judge.servers.verdicts import summary
 
-EXTRA = "pip install 'rollmatch-conformance[trainers]'"
+EXTRA = "pip install 'rollmatch-judge[trainers]'"
 NEEDED = ("torch", "transformers", "rollmatch", "starlette", "uvicorn")
 DIALECTS = ("native", "swift", "trl", "vllm")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -71,9 +73,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=float, default=300.0, metavar="S", help="seconds of one run; default: 300")
     parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="start no run after; default: 30")
     parser.add_argument("--check", action="append", default=[], metavar="ID", help="only this one and what it requires")
-    parser.add_argument(
-        "--gaps", type=Path, metavar="FILE", help="known gaps: YAML list of check, reason, seen and link"
-    )
+    add_rules(parser)
+    add_gaps(parser)
     add_reports(parser)
     return parser
 
@@ -127,12 +128,13 @@ def judgement_of(options: argparse.Namespace, words: Sequence[str], prog: str) -
     own += ["--steps", str(options.steps), "--ranks", str(options.ranks)]
     judgement = TrainerJudgement(
         subject,
-        lambda check: shlex.join([*own, "--check", check, "--", *words]),
-        gaps=load_gaps(options.gaps, BY_ID) if options.gaps else {},
+        lambda check: shlex.join([*own, *(["--check", check] if check else []), "--", *words]),
+        gaps=load_gaps(options.known_gaps, BY_ID) if options.known_gaps else {},
+        rules=options.rules,
         budget_s=60 * options.minutes,
         name=shlex.join(words),
     )
-    return judgement, with_required(options.check)
+    return judgement, judged_by(options.rules, TRAINERS, with_required(options.check))
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, words: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from conformance.judge.rule_sets import NEWEST
 from conformance.judge.servers.check import FAULTY, PASSED, UNTESTABLE, Check, CheckVerdict, judge
 from conformance.judge.servers.exchange import Exchange, RecordedCall
 from conformance.judge.servers.gaps import BLOCKED, Gap, settle
@@ -33,10 +34,11 @@ class TrainerJudgement:
     subject: TrainerSubject | None
     """None: its runs were recorded."""
     command: Callable[[str], str]
-    """(id of a check) -> what judges it alone."""
+    """(id of a check) -> what judges it alone; all where the id is empty."""
     gaps: Mapping[str, Gap] = field(default_factory=dict)
     budget_s: float = 1800.0
     name: str = "trainer"
+    rules: str = NEWEST
     rows: list[VerdictRow] = field(default_factory=list)
     preflight: Preflight = field(default_factory=Preflight)
     not_restored: str = ""
@@ -96,6 +98,19 @@ class TrainerJudgement:
     @property
     def title(self) -> str:
         return self.name
+
+    @property
+    def server(self) -> str:
+        """None: the trainer is its command."""
+        return ""
+
+    @property
+    def dialect(self) -> str:
+        return self.subject.dialect if self.subject else ""
+
+    @property
+    def reproduce(self) -> str:
+        return self.command("")
 
     @property
     def exit_code(self) -> int:

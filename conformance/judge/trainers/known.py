@@ -184,9 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     listed = options.trainers or KNOWN
     judged = [known for known in listed if is_due(TRAINERS / f"{known.trainer}.json", options.older_than, today)]
     num_failing = sum(record(known) for known in judged)
-    from conformance.judge.servers.page import write_page
+    from conformance.judge.servers.page import write_pages
 
-    write_page()
+    write_pages()
     return int(num_failing > 0)
 
 

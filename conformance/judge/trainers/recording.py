@@ -9,14 +9,13 @@ from typing import Any
 
 from conformance.judge.servers.exchange import Exchange
 from conformance.judge.servers.gaps import load_gaps
-from conformance.judge.servers.recording import FOLDER, ROOT
+from conformance.judge.servers.recording import ROOT, TRAINERS
 from conformance.judge.servers.verdicts import VerdictRow
 from conformance.judge.trainers.checks import BY_ID, CHECKS
 from conformance.judge.trainers.judgement import TrainerJudgement
 from conformance.judge.trainers.reading import last_line
 from conformance.judge.trainers.runs import TrainerRuns
 
-TRAINERS = FOLDER / "trainers"
 GAPS = Path(__file__).parent / "gaps"
 LONGEST_OUTPUT = 300
 FOLDERS = re.compile(r"/(?:[\w.+-]+/)+")

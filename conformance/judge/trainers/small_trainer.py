@@ -13,12 +13,13 @@ import requests
 import torch
 from torch import Tensor
 
+from conformance.judge.servers.bounded import in_thread
 from conformance.judge.servers.broken.switches import Switches
 from conformance.judge.servers.dialects import DIALECTS
 from conformance.judge.servers.question import Question
 from conformance.judge.servers.senders import PEERS
 from conformance.judge.servers.subject import Subject
-from conformance.judge.servers.talk import Stopped, Talk, in_thread
+from conformance.judge.servers.talk import Stopped, Talk
 from conformance.judge.trainers.runs import TrainerEnding, Values
 
 NUM_CALLS, NUM_PROMPTS, NUM_TOKENS = 2, 2, 1

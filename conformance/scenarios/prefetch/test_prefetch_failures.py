@@ -6,7 +6,7 @@ import time
 import pytest
 
 from conformance.doubles.prefetching import GREEDY, Servers, ids_of, opened, requests_of, until
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.errors import RolloutError
 from rollmatch.rollout import prefetch as module
 from rollmatch.rollout.members import ServerLost

@@ -16,7 +16,7 @@ from conformance.doubles.learner_side import connected
 from conformance.doubles.processes import stopped
 from conformance.doubles.swift_double import RULES, prompts
 from conformance.judge.calls import data_url, text_batch
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.watch import CallStalled
 

@@ -15,7 +15,7 @@ from conformance.doubles.digits import load_model
 from conformance.doubles.instance import ENVIRONMENT, Instance, free_port, running, settings_for
 from conformance.doubles.processes import is_healthy, start, stopped
 from conformance.judge.calls import RawLearner, Server, text_batch
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.model.checkpoint import merged_weights
 
 pytestmark = pytest.mark.engine

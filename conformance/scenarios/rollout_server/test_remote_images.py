@@ -12,7 +12,7 @@ import pytest
 from conformance.doubles.digits import scenes
 from conformance.doubles.http_server import http_server
 from conformance.doubles.refusals import refused
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.errors import RollmatchError
 from rollmatch.server.images import ImageReader

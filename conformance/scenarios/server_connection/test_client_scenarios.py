@@ -14,7 +14,7 @@ from conformance.doubles.learner_side import TEMPLATE
 from conformance.doubles.native_double import NativeDouble, serving
 from conformance.doubles.refusals import refused
 from conformance.doubles.started import started
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks

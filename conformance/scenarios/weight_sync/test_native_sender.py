@@ -11,7 +11,7 @@ import torch
 from conformance.doubles.learner_side import rendezvous
 from conformance.doubles.native_double import NativeDouble, Refused, equal, names_called, tensors_of
 from conformance.doubles.refusals import refused
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.native.sender import _cause_of
 from rollmatch.errors import RollmatchError, SyncError

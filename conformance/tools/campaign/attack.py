@@ -23,7 +23,7 @@ import torch
 from conformance.doubles.digits import MODEL, load_model, perturb
 from conformance.doubles.instance import ENGINE, free_port, running, settings_for
 from conformance.judge.calls import RawLearner, text_batch
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.model.checkpoint import merged_weights
 
 BOUND_S, MAX_GROWTH_MIB, HELD_S, MOST_OF_TURNS = 90.0, 300, "0.05", 0.99

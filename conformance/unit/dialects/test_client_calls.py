@@ -11,7 +11,7 @@ import responses
 
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import QUICK, RULES, prompts
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.dialects.http import MSGPACK, HttpServer, _root_of
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.rollout.retry import is_transient

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conformance.doubles.prefetching import GREEDY, Servers, ids_of, opened, requests_of, rollouts_of, until
 from conformance.doubles.refusals import refused
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.errors import RolloutError
 from rollmatch.rollout import prefetch as module
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules

@@ -17,7 +17,7 @@ import uvicorn
 
 from conformance.doubles.instance import free_port
 from conformance.doubles.stand_in import make_parts
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.serve.app import make_app
 from rollmatch.server.connections import EndedServer, listen

@@ -24,7 +24,7 @@ from PIL import Image
 
 from conformance.doubles.fuzzed_bodies import BODIES, calls, encoded
 from conformance.judge.calls import text_batch
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 
 pytestmark = [pytest.mark.engine, pytest.mark.wide]
 NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "300" if "ROLLMATCH_STRICT" in os.environ else "50"))

@@ -5,7 +5,7 @@ import time
 import pytest
 import requests
 
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 
 pytestmark = [pytest.mark.engine, pytest.mark.wide]
 LARGE = {"n": 1024, "max_tokens": 10, "ignore_eos": True}

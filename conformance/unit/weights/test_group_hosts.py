@@ -10,7 +10,7 @@ from conformance.doubles.configs import config_with
 from conformance.doubles.instance import free_port
 from conformance.doubles.learner_side import rendezvous
 from conformance.doubles.native_double import NativeDouble, serving
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.config.servers import pair_servers
 from rollmatch.dialects.native.group import resolve
 from rollmatch.dialects.native.sender import NativeSender

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore
 
 from conformance.doubles.instance import free_port
 from conformance.doubles.refusals import refused
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.weights.gloo import GlooGroup
 from rollmatch.weights.group_address import CommunicatorTimeout, GroupAddress, TransferFailed, check_address
 from rollmatch.weights.group_store import DROP, GO, GroupStore

@@ -9,7 +9,7 @@ from vllm.distributed.utils import StatelessProcessGroup
 
 from conformance.doubles.instance import free_port
 from conformance.doubles.refusals import refused
-from conformance.judge.servers.talk import in_thread
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer

@@ -19,7 +19,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 
 def vectors(arguments: Sequence[str]) -> int:
-    """``run`` by the package ``rollmatch-conformance``; ``answer`` here. Errors: ``judge-not-installed``."""
+    """``run`` by the package ``rollmatch-judge``; ``answer`` here. Errors: ``judge-not-installed``."""
     if list(arguments) == ["answer"]:
         return answer(sys.stdin, sys.stdout)
     return int(conformance_command("conformance.judge.vectors.command").main(arguments, prog="rollmatch vectors"))

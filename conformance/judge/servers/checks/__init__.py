@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from conformance.judge.rule_sets import NEWEST, SERVERS, judged_by
 from conformance.judge.servers.check import REGISTERED, Check
 from conformance.judge.servers.checks import (  # noqa: F401
     calls,
@@ -23,6 +24,7 @@ BY_ID = {each.check_id: each for each in CHECKS}
 assert len(BY_ID) == len(CHECKS)
 
 
-def checks_for(dialect: str, *, only: Sequence[str] = ()) -> list[Check]:
-    """Checks of servers of this dialect; ``only`` names some."""
-    return [each for each in CHECKS if dialect in each.dialects and (not only or each.check_id in only)]
+def checks_for(dialect: str, *, only: Sequence[str] = (), rules: str = NEWEST) -> list[Check]:
+    """Checks of servers of this dialect in a rule set, at its levels; ``only`` names some."""
+    asked = [each for each in CHECKS if dialect in each.dialects and (not only or each.check_id in only)]
+    return judged_by(rules, SERVERS, asked)

@@ -7,11 +7,12 @@ from typing import Any
 import requests
 from urllib3.util.connection import is_connection_dropped
 
+from conformance.judge.servers.bounded import in_thread
 from conformance.judge.servers.check import SHOULD, check
 from conformance.judge.servers.checks.generation import QUESTIONS, read
 from conformance.judge.servers.checks.liveness import LONG, judge_all_ok
 from conformance.judge.servers.exchange import Exchange, RecordedCall, shown
-from conformance.judge.servers.talk import Talk, in_thread
+from conformance.judge.servers.talk import Talk
 
 TOO_LONG = "List every digit with its box, from top to bottom. " * 200
 LONG_IS_IN_S, CLOSED_IN_S = 0.6, 0.5

@@ -1,0 +1,146 @@
+"""``rollmatch-judge badge``, ``compare``, ``replay`` and ``schema``: what is done with reports, without a server."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from conformance.judge.rule_sets import NEWEST, rule_sets
+from conformance.judge.servers.exchange import shown
+from conformance.judge.servers.gaps import GapMalformed, load_gaps
+from conformance.judge.servers.recording import read_recording
+from conformance.judge.servers.reports import MEANINGS, Report, ReportEntry, ReportInvalid, read_report, schema
+from conformance.judge.servers.verdicts import CONFORMS, MISSES, NOT_JUDGED, exit_code, summary
+
+FAILING = ("must", "stale-gap")
+GREEN, RED, GREY = "#00664a", "#a63f00", "#5d636b"
+COLORS = {CONFORMS: GREEN, MISSES: RED}
+HIGH, LETTER, MARGIN = 20, 6.6, 6
+"""Of a badge. Unit: px."""
+
+
+def badge(options: argparse.Namespace) -> Iterator[str]:
+    """Write an SVG that says by which rules it was judged, and what came of it."""
+    report = read_report(options.report)
+    options.out.write_text(badge_text(report), encoding="utf-8")
+    yield f"{options.out}: {' '.join(badge_words(report))}"
+    options.code = CONFORMS
+
+
+def badge_words(report: Report) -> tuple[str, str]:
+    """Left and right half."""
+    verdicts = [entry.verdict for entry in report.checks]
+    num_failing = sum(verdict in FAILING for verdict in verdicts)
+    gaps = f", {verdicts.count('known-gap')} known gaps" * ("known-gap" in verdicts)
+    is_open = report.exit_code not in (CONFORMS, MISSES)
+    state = "not judged" if is_open else f"{verdicts.count('pass')} pass, {num_failing} fail{gaps}"
+    return f"rollout rules {report.rules}", state
+
+
+def badge_text(report: Report) -> str:
+    """An SVG of two halves."""
+    words = badge_words(report)
+    left, right = (round(len(text) * LETTER) + 2 * MARGIN for text in words)
+    texts = [
+        f'<text x="{start + MARGIN}" y="14" textLength="{width - 2 * MARGIN}">{escape(text)}</text>'
+        for text, start, width in zip(words, (0, left), (left, right), strict=True)
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="{HIGH}" role="img">'
+        f"<title>{escape(': '.join(words))}</title>"
+        f'<rect width="{left}" height="{HIGH}" fill="#31353c"/>'
+        f'<rect x="{left}" width="{right}" height="{HIGH}" fill="{COLORS.get(report.exit_code, GREY)}"/>'
+        f'<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{"".join(texts)}</g></svg>\n'
+    )
+
+
+def compare(options: argparse.Namespace) -> Iterator[str]:
+    """Name the checks whose verdict differs; 1 where one fails that did not."""
+    old, new = (read_report(path) for path in (options.old, options.new))
+    was, now = ({entry.id: entry for entry in report.checks} for report in (old, new))
+    yield f"{_titled(old)} -> {_titled(new)}"
+    differing = [name for name in dict.fromkeys([*was, *now]) if _state(was, name) != _state(now, name)]
+    worse = [name for name in differing if _state(now, name) in FAILING and _state(was, name) not in FAILING]
+    for name in sorted(differing, key=lambda name: name in worse):
+        reason = f": {shown(now[name].reason)}" if name in now and now[name].reason else ""
+        yield f"{name}: {_state(was, name)} -> {_state(now, name)}{reason}"
+    yield f"{len(differing)} verdicts differ, {len(worse)} checks fail that did not"
+    options.code = MISSES if worse else CONFORMS
+
+
+def _titled(report: Report) -> str:
+    return f"{report.server or report.url} ({report.date[:10]}, rules {report.rules})"
+
+
+def _state(entries: Mapping[str, ReportEntry], name: str) -> str:
+    return entries[name].verdict if name in entries else "not asked"
+
+
+def replay(options: argparse.Namespace) -> Iterator[str]:
+    """Judge what a report holds once more: by other rules, against other gaps, without the server."""
+    recording = read_recording(options.report)
+    recording.rules = options.rules or recording.rules
+    if recording.rules not in rule_sets():
+        raise ReportInvalid(f"{options.report}: these rules are newer than this judge: {recording.rules}")
+    gaps = load_gaps(options.known_gaps, server=recording.server) if options.known_gaps else None
+    rows = recording.rows(gaps)
+    for row in rows:
+        yield str(row)
+    options.code = exit_code(rows, problem="" if rows else "nothing was asked")
+    yield f"\nrules {recording.rules}; {summary(rows)}"
+    yield f"{options.code}: {MEANINGS[options.code]}"
+
+
+def print_schema(options: argparse.Namespace) -> Iterator[str]:
+    """The JSON schema of every report."""
+    yield json.dumps(schema(), indent=1)
+    options.code = CONFORMS
+
+
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], Iterator[str]]] = {
+    "badge": badge,
+    "compare": compare,
+    "replay": replay,
+    "schema": print_schema,
+}
+
+
+def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
+    """All commands."""
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    made = {name: commands.add_parser(name, help=work.__doc__) for name, work in COMMANDS.items()}
+    made["badge"].add_argument("report", type=Path, metavar="REPORT", help="written by --json")
+    made["badge"].add_argument("--out", type=Path, metavar="FILE", default=Path("badge.svg"), help="default: badge.svg")
+    for name in ("old", "new"):
+        made["compare"].add_argument(name, type=Path, metavar=name.upper(), help="written by --json")
+    made["replay"].add_argument("report", type=Path, metavar="REPORT", help="written by --json, or kept in reports/")
+    add_rules(made["replay"], default=None, shown="those of the report")
+    add_gaps(made["replay"])
+    return parser
+
+
+def add_rules(parser: argparse.ArgumentParser, *, default: str | None = NEWEST, shown: str = NEWEST) -> None:
+    """``--rules``."""
+    text = f"rule set that it is judged by; default: {shown}"
+    parser.add_argument("--rules", choices=rule_sets(), default=default, metavar="YYYY-MM", help=text)
+
+
+def add_gaps(parser: argparse.ArgumentParser) -> None:
+    """``--known-gaps``."""
+    text = "known gaps: YAML list of check, reason, seen, link and expires"
+    parser.add_argument("--known-gaps", type=Path, metavar="FILE", help=text)
+
+
+def main(arguments: Sequence[str], say: Callable[[str], None], prog: str = "rollmatch-judge") -> int:
+    """Run a command on reports. Returns 4 where one cannot be read."""
+    options = make_parser(prog).parse_args(arguments)
+    try:
+        for line in COMMANDS[options.command](options):
+            say(line)
+    except (ReportInvalid, GapMalformed) as error:
+        say(str(error))
+        return NOT_JUDGED
+    code: int = options.code
+    return code

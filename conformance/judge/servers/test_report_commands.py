@@ -1,0 +1,123 @@
+"""Reports as data: their schema, badge, comparison and replay, and the rule sets that they name."""
+
+import json
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+import yaml
+
+from conformance.doubles.digits import ROOT
+from conformance.doubles.judge_wheel import judge
+from conformance.doubles.judged import small_server
+from conformance.judge.rule_sets import FOLDER as RULES
+from conformance.judge.rule_sets import NEWEST, changes, rule_sets
+from conformance.judge.servers.checks import CHECKS
+from conformance.judge.servers.reports import schema
+from conformance.judge.trainers.checks import CHECKS as TRAINER_CHECKS
+
+SCHEMA = ROOT / "reports" / "report.schema.json"
+KEPT = sorted((ROOT / "reports").rglob("*/*.json"))
+MISSED, PASSED = "wrong-method-is-405", "health-with-and-without-slash"
+GAP = f"- {{check: {MISSED}, reason: not yet, seen: 'get: GET', link: https://example.org, expires: 2099-01-01}}\n"
+
+
+@pytest.fixture(scope="module")
+def reports(installed, tmp_path_factory):
+    """Folder with ``good.json`` and ``bad.json``, of a check that passes and of both."""
+    folder = tmp_path_factory.mktemp("reports")
+    with small_server() as server:
+        for name, checks in (("good", [PASSED]), ("bad", [PASSED, MISSED])):
+            words = [word for check in checks for word in ("--check", check)]
+            named = ("--server-name", "small-1.0", "--started-by", "small serve --port 8000")
+            judge(installed, folder, server.url, "--json", f"{name}.json", *named, *words)
+    return folder
+
+
+@pytest.mark.scenario(clauses=["judging/a-report-is-data#1"])
+def test_every_report_satisfies_the_schema(reports):
+    written = json.loads(SCHEMA.read_text())
+    assert written == schema()
+    for path in [*KEPT, *reports.glob("*.json")]:
+        jsonschema.validate(json.loads(path.read_text()), written)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(KEPT[0].read_text()) | {"format": 1}, written)
+
+
+@pytest.mark.scenario(clauses=["judging/a-report-is-data#4"])
+@pytest.mark.parametrize("path", KEPT, ids=[str(path.relative_to(ROOT / "reports")) for path in KEPT])
+def test_a_kept_report_lies_where_its_name_says_and_says_how_to_reproduce_it(path):
+    report = json.loads(path.read_text())
+    name, _, version = report["server"].rpartition("-")
+    assert path.relative_to(ROOT / "reports") == Path(report["rules"], name, f"{version}.json")
+    assert report["reproduce"]
+    assert str(ROOT) not in path.read_text()
+    assert {entry["since"] for entry in report["checks"]} <= {*rule_sets()}
+
+
+@pytest.mark.scenario(clauses=["judging/rules-are-dated#3"])
+def test_a_report_names_its_rules_its_server_and_how_it_was_started(reports):
+    report = json.loads((reports / "bad.json").read_text())
+    assert (report["rules"], report["server"], report["dialect"]) == (NEWEST, "small-1.0", "trl")
+    assert {entry["since"] for entry in report["checks"]} == {"2026-12"}
+    started, judged = report["reproduce"].splitlines()
+    assert (started, judged.split()[:2]) == ("small serve --port 8000", ["rollmatch-judge", report["url"]])
+    assert f"--rules {NEWEST}" in judged
+
+
+@pytest.mark.scenario("judging/a-report-is-judged-again", clauses=["judging/a-report-is-data#2"])
+def test_a_report_is_judged_again_without_its_server(installed, reports, tmp_path):
+    (tmp_path / "gaps.yaml").write_text(GAP)
+    bad = str(reports / "bad.json")
+    code, output = judge(installed, tmp_path, "replay", bad)
+    assert (code, f"must          MUST   {MISSED}" in output) == (1, True), output
+    code, output = judge(installed, tmp_path, "replay", bad, "--known-gaps", "gaps.yaml")
+    assert (code, "1 known-gap" in output) == (0, True), output
+    (tmp_path / "other.json").write_text("{}")
+    assert judge(installed, tmp_path, "replay", "other.json")[0] == 4
+
+
+@pytest.mark.scenario("judging/a-release-that-got-worse", clauses=["judging/a-report-is-data#3"])
+def test_a_comparison_names_what_fails_that_did_not(installed, reports):
+    names = ("good.json", "bad.json")
+    for words, wanted in ((names, (1, "not asked -> must: get: GET")), (names[::-1], (0, "must -> not asked"))):
+        code, output = judge(installed, reports, "compare", *words)
+        assert (code, f"servers/{MISSED}: {wanted[1]}" in output) == (wanted[0], True), output
+
+
+@pytest.mark.parametrize(("name", "right"), [("good", "1 pass, 0 fail"), ("bad", "1 pass, 1 fail")])
+def test_a_badge_names_rules_and_verdict(installed, reports, tmp_path, name, right):
+    code, output = judge(installed, tmp_path, "badge", str(reports / f"{name}.json"))
+    assert code == 0, output
+    texts = [each.text for each in ElementTree.parse(tmp_path / "badge.svg").getroot().iter() if each.text]
+    assert texts == [f"rollout rules {NEWEST}: {right}", f"rollout rules {NEWEST}", right]
+
+
+@pytest.mark.scenario(clauses=["judging/rules-are-dated#1"])
+def test_the_newest_set_has_every_check_at_its_level():
+    newest = rule_sets()[NEWEST]
+    assert dict(newest.servers) == {check.check_id: check.grade for check in CHECKS}
+    assert dict(newest.trainers) == {check.check_id: check.grade for check in TRAINER_CHECKS}
+    assert changes()[0] == ("2026-12", "servers", *next(iter(newest.servers.items())))
+
+
+@pytest.mark.scenario("judging/rules-of-an-older-set", clauses=["judging/rules-are-dated#2"])
+def test_a_server_is_judged_by_the_rules_that_are_named(installed, tmp_path):
+    """A set of a later day, in a copy of the installed judge."""
+    site = tmp_path / "site"
+    shutil.copytree(installed, site)
+    later = yaml.safe_load((RULES / f"{NEWEST}.yaml").read_text())
+    del later["servers"][MISSED]
+    later["servers"]["copies-of-a-prompt-differ"] = "MUST"
+    (site / "conformance/judge/rules/2099-01.yaml").write_text(yaml.safe_dump(later))
+    verdicts = {}
+    with small_server() as server:
+        for rules in ((), ("--rules", NEWEST)):
+            judge(site, tmp_path, server.url, "--json", "r.json", "--minutes", "2", *rules)
+            report = json.loads((tmp_path / "r.json").read_text())
+            verdicts[report["rules"]] = {entry["id"]: entry["verdict"] for entry in report["checks"]}
+    named = ("servers/copies-of-a-prompt-differ", f"servers/{MISSED}")
+    assert [verdicts[NEWEST].get(name) for name in named] == ["should", "must"]
+    assert [verdicts["2099-01"].get(name) for name in named] == ["must", None]
