@@ -34,7 +34,7 @@ NVIDIA = tuple(Path("/dev").glob("nvidia[0-9]*"))
 """GPUs of this machine."""
 OPTIONS = ("profile", "dialect", "model", "tolerance", "transport", "group_host", "server_name", "rules", "started_by")
 """That are handed on as they are."""
-REPORTS = {"json": "report-json", "junit": "report-junit", "page": "report-page", "known_gaps": "known-gaps"}
+REPORTS = {name: f"report-{name}" for name in ("json", "junit", "page", "badge")} | {"known_gaps": "known-gaps"}
 """Options with paths, and what the plug-in calls them."""
 QUIET = ("pass", "blocked-by", "known-gap", INAPPLICABLE)
 """Verdicts that are counted, not explained."""
@@ -159,6 +159,7 @@ def add_reports(parser: argparse.ArgumentParser) -> None:
         ("json", "everything that was sent and came back"),
         ("junit", "JUnit"),
         ("page", "an HTML page"),
+        ("badge", "an SVG"),
     ):
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {text}")
 
@@ -214,7 +215,7 @@ def _check_dialect(parser: argparse.ArgumentParser, options: argparse.Namespace)
 
 def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """Reports can be written, and gaps read."""
-    for name in ("json", "junit", "page"):
+    for name in ("json", "junit", "page", "badge"):
         path = getattr(options, name)
         if path is not None and not path.resolve().parent.exists():
             parser.error(f"--{name}: {path} cannot be written: there is no such place")

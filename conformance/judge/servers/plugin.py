@@ -43,7 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--dangerous", action=argparse.BooleanOptionalAction, default=True, help="checks that may stop the server"
     )
-    for name, text in (("json", "everything as JSON"), ("junit", "JUnit"), ("page", "an HTML page")):
+    for name, text in (
+        ("json", "everything as JSON"),
+        ("junit", "JUnit"),
+        ("page", "an HTML page"),
+        ("badge", "an SVG"),
+    ):
         group.addoption(f"--report-{name}", type=Path, metavar="FILE", help=f"write {text}")
 
 
@@ -155,12 +160,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if JUDGEMENT not in config.stash:
         return
+    from conformance.judge.servers.badge import write_badge
     from conformance.judge.servers.reports import write_json, write_junit
     from conformance.judge.servers.sheet import write_sheet
 
     judgement = judgement_of(config)
     judgement.close()
-    for name, write in (("json", write_json), ("junit", write_junit), ("page", write_sheet)):
+    for name, write in (("json", write_json), ("junit", write_junit), ("page", write_sheet), ("badge", write_badge)):
         if (path := config.getoption(f"report_{name}")) is not None:
             write(judgement, path)
     if session.exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR):

@@ -3,21 +3,15 @@
 import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 
 from conformance.judge.rule_sets import NEWEST, rule_sets
+from conformance.judge.servers.badge import FAILING, badge_text, badge_words
 from conformance.judge.servers.exchange import shown
 from conformance.judge.servers.gaps import GapMalformed, load_gaps
 from conformance.judge.servers.recording import read_recording
 from conformance.judge.servers.reports import MEANINGS, Report, ReportEntry, ReportInvalid, read_report, schema
 from conformance.judge.servers.verdicts import CONFORMS, MISSES, NOT_JUDGED, exit_code, summary
-
-FAILING = ("must", "stale-gap")
-GREEN, RED, GREY = "#00664a", "#a63f00", "#5d636b"
-COLORS = {CONFORMS: GREEN, MISSES: RED}
-HIGH, LETTER, MARGIN = 20, 6.6, 6
-"""Of a badge. Unit: px."""
 
 
 def badge(options: argparse.Namespace) -> Iterator[str]:
@@ -26,33 +20,6 @@ def badge(options: argparse.Namespace) -> Iterator[str]:
     options.out.write_text(badge_text(report), encoding="utf-8")
     yield f"{options.out}: {' '.join(badge_words(report))}"
     options.code = CONFORMS
-
-
-def badge_words(report: Report) -> tuple[str, str]:
-    """Left and right half."""
-    verdicts = [entry.verdict for entry in report.checks]
-    num_failing = sum(verdict in FAILING for verdict in verdicts)
-    gaps = f", {verdicts.count('known-gap')} known gaps" * ("known-gap" in verdicts)
-    is_open = report.exit_code not in (CONFORMS, MISSES)
-    state = "not judged" if is_open else f"{verdicts.count('pass')} pass, {num_failing} fail{gaps}"
-    return f"rollout rules {report.rules}", state
-
-
-def badge_text(report: Report) -> str:
-    """An SVG of two halves."""
-    words = badge_words(report)
-    left, right = (round(len(text) * LETTER) + 2 * MARGIN for text in words)
-    texts = [
-        f'<text x="{start + MARGIN}" y="14" textLength="{width - 2 * MARGIN}">{escape(text)}</text>'
-        for text, start, width in zip(words, (0, left), (left, right), strict=True)
-    ]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="{HIGH}" role="img">'
-        f"<title>{escape(': '.join(words))}</title>"
-        f'<rect width="{left}" height="{HIGH}" fill="#31353c"/>'
-        f'<rect x="{left}" width="{right}" height="{HIGH}" fill="{COLORS.get(report.exit_code, GREY)}"/>'
-        f'<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{"".join(texts)}</g></svg>\n'
-    )
 
 
 def compare(options: argparse.Namespace) -> Iterator[str]:

@@ -14,7 +14,7 @@ RECORDED = {each.server: each for each in recordings()}
 
 
 def test_every_known_version_is_recorded_with_its_packages():
-    assert {known.server for known in KNOWN} == RECORDED.keys()
+    assert {known.server for known in KNOWN} <= RECORDED.keys()  # others bring reports of theirs
     for known in KNOWN:
         facts = RECORDED[known.server].facts
         assert known.version in facts["vllm"] or known.name != "vllm"
@@ -28,7 +28,7 @@ def test_what_was_recorded_is_judged_as_it_was(server):
     assert judged == recorded_verdicts(path_of(server))
 
 
-@pytest.mark.parametrize("server", RECORDED)
+@pytest.mark.parametrize("server", [known.server for known in KNOWN])
 def test_every_check_of_the_dialect_is_recorded(server):
     """Checks of a later day are shown as not tested until it is recorded again."""
     recording = RECORDED[server]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance.judge.rule_sets import TRAINERS, judged_by
+from conformance.judge.servers.badge import write_badge
 from conformance.judge.servers.command import (
     CODES,
     add_reports,
@@ -93,7 +94,7 @@ def judge_trainer(options: argparse.Namespace, words: Sequence[str], prog: str) 
         judgement.is_finished = True
     except KeyboardInterrupt:
         is_ended = True
-    for name, write in (("json", write_json), ("junit", write_junit), ("page", write_sheet)):
+    for name, write in (("json", write_json), ("junit", write_junit), ("page", write_sheet), ("badge", write_badge)):
         if (path := getattr(options, name)) is not None:
             write(judgement, path)
     say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
