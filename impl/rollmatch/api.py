@@ -31,7 +31,7 @@ from rollmatch.config.load import load_config, make
 from rollmatch.config.yaml_dialect import Tree
 from rollmatch.errors import ConfigError, DataError, LaunchError
 from rollmatch.interop.passed import name_passed
-from rollmatch.interop.trl_arguments import check_others, keys_of_args, keys_of_peft
+from rollmatch.interop.trl_arguments import check_others, keys_of_args, keys_of_defaults, keys_of_peft
 from rollmatch.journal import read_journal
 from rollmatch.launch.learner import train_config
 from rollmatch.launch.server_arguments import overrides_of
@@ -48,8 +48,6 @@ Config = Mapping[str, object] | str | Path
 """Keys, nested or dotted, or a YAML file."""
 Existing = Literal["refuse", "resume", "overwrite"]
 REWARDS = "custom.extra.grpo.rewards"
-REWARDED = {"custom.extra.rollout_matching.decoding.temperature": 1.0}
-"""What TRL's trainers do by default, and ours only where it is set."""
 FIELDS = ("images", "objects", "width", "height", "metadata", "messages", "prompt", "system", "tools")
 
 
@@ -94,6 +92,7 @@ class GRPOTrainer:
         """Nothing is loaded yet. ``model``: a directory or hub id. ``reward_funcs``: one, or ``rewards`` of ``train``.
 
         ``args``: TRL's GRPOConfig; ``per_device_train_batch_size`` counts completions there, prompts in our keys.
+        Its defaults are taken where neither ``args`` nor ``config`` is passed.
         ``config``: our keys, which win. ``peft_config``: a ``LoraConfig``. ``processing_class``: that of the model.
         ``callbacks``: of transformers. ``use_vllm_server`` generates on one rollout server, which the arguments after
         it name, as on the command line. Errors: ``ConfigError`` with ``given-twice``, ``server-not-used``,
@@ -106,16 +105,13 @@ class GRPOTrainer:
         if processing_class is not None and str(getattr(processing_class, "name_or_path", model)) != str(model):
             problem, remedy = "is not that of the model", "Save it with the model, and name that directory."
             raise ConfigError(problem, code="argument-unknown", key="processing_class", remedy=remedy)
-        if args is None and config is None:
-            problem, remedy = "is missing", "Pass args=GRPOConfig(...) or config={...}."
-            raise ConfigError(problem, code="missing-key", key="config", remedy=remedy)
         if train_dataset is None:
             problem, remedy = "is missing", "Pass records, a datasets.Dataset, or the path of a JSONL file."
             raise ConfigError(problem, code="missing-key", key="train_dataset", remedy=remedy)
         tree: Tree = {}
-        if args is not None:
-            keys, self.left_out = keys_of_args(args)
-            tree = merge(nested(REWARDED), nested({k: v for k, v in keys.items() if k != "custom.trainer_variant"}))
+        if args is not None or config is None:
+            keys, self.left_out = keys_of_args(args) if args is not None else keys_of_defaults(str(model))
+            tree = nested({key: value for key, value in keys.items() if key != "custom.trainer_variant"})
         if peft_config is not None:
             tree = merge(tree, nested(keys_of_peft(peft_config)))
         if config is not None:

@@ -221,7 +221,6 @@ def test_a_trainer_runs_by_args_peft_config_callbacks_and_functions_without_a_na
         ({"optimizers": (None, object())}, ("argument-unknown", "optimizers")),
         ({"model": object()}, ("argument-unknown", "model")),
         ({"args": object()}, ("argument-unknown", "args")),
-        ({"config": None}, ("missing-key", "config")),
         ({"train_dataset": None}, ("missing-key", "train_dataset")),
         ({"peft_config": object()}, ("argument-unknown", "peft_config")),
         ({"reward_funcs": "org/reward-model"}, ("reward-not-importable", "rewards")),

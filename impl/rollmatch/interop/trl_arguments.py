@@ -47,6 +47,12 @@ def keys_of_args(args: object) -> tuple[dict[str, object], dict[str, str]]:
     return made.keys, made.left_out
 
 
+def keys_of_defaults(model: str) -> tuple[dict[str, object], dict[str, str]]:
+    """As ``keys_of_args`` of the GRPOConfig that TRL makes for a model where none is passed."""
+    made = convert("trl", {"output_dir": f"{model.rstrip('/').rpartition('/')[2]}-GRPO"})
+    return made.keys, made.left_out
+
+
 def _changed(args: Any) -> dict[str, object]:
     """Fields that do not have their default."""
     found = {
