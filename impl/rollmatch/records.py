@@ -65,6 +65,8 @@ class Sample:
     """System message in place of the configured one, where the configured prompts are used; None: the configured."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """JSON schemas of functions, for the chat template."""
+    answer: Mapping[str, Any] | None = None
+    """The assistant's message that is taught (answer_format text); None: the sample has none."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def chat(self) -> list[dict[str, Any]]:
@@ -256,7 +258,7 @@ class Segment:
     descriptions."""
     corrected_positions: tuple[int, ...] = ()
     """Indices into ``token_ids`` of tokens of matched prefix objects' numbers and descriptions, ascending; a few may
-    lie in the tail."""
+    lie in the tail. In a chat: of what stands between two turns of the assistant."""
     corrected_labels: tuple[int, ...] = ()
     """[len(corrected_positions)] the token that should have stood there, or -100: it is not supervised."""
     policy: PolicyTarget | None = None

@@ -4,6 +4,7 @@ import io
 import json
 import re
 from contextlib import redirect_stdout
+from html import escape
 
 import pytest
 
@@ -21,6 +22,9 @@ SMALL = (
     "training.save_steps=1",
     "training.eval_scenes=1",
 )
+
+SPLITS = ("train", "val")
+JUDGED = ("reward", "loss", "exact", "truncated_rate")
 
 
 def sets(*overrides):
@@ -113,17 +117,66 @@ def test_a_bad_sample_is_named_and_left_out_only_on_request(tmp_path, capsys, ch
     assert len(json.loads((tmp_path / "out" / "eval.json").read_text())["scenes"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("overrides", "code"),
-    [(("num_beams=2", "decode_mode=beam"), "eval-beams"), (("decoding.temperature=1",), "eval-not-detection")],
+ARITHMETIC = (
+    "rollout.rollout_backend=hf",
+    "rollout.rollout_generate_batch_size=8",
+    "training.eval_scenes=8",
+    "training.report_to=none",
+    "training.max_steps=1",
+    "training.per_device_train_batch_size=2",
+    "training.learner_threads=1",
+    "grpo.num_generations=2",
+    "grpo.eval_temperature=0",
 )
-def test_what_cannot_be_judged_is_rejected_before_a_model_is_loaded(tmp_path, capsys, overrides, code):
-    matching = [f"custom.extra.rollout_matching.{override}" for override in overrides]
-    grpo = ["custom.trainer_variant=grpo", "custom.extra.grpo.rewards=[{function: 'builtins:len'}]"]
-    config = ROOT / "fixtures/digits/digits.yaml"
-    laid = [*matching, *(grpo if code == "eval-not-detection" else ())]
-    assert run_eval(config, tmp_path / "out", overrides=laid) == 1
-    assert code in capsys.readouterr().err
+
+
+@pytest.mark.scenario(
+    "observability/a-run-of-grpo-is-evaluated-again", clauses=["observability/detection-is-judged-as-coco-does#4"]
+)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        ("custom.trainer_variant=grpo",),
+        ("custom.trainer_variant=vineppo", "vineppo.num_continuations=1"),
+        ("custom.trainer_variant=distill", "distill.teachers=[{self: true, prompt: '{question} '}]"),
+        ("custom.trainer_variant=sft", "rollout.answer_format=text", "grpo.rewards=[]"),
+    ],
+    ids=lambda variant: variant[0].rpartition("=")[2],
+)
+def test_a_run_without_boxes_is_judged_as_it_judges_itself(tmp_path, monkeypatch, capsys, variant):
+    monkeypatch.chdir(ROOT)
+    data = ROOT / "fixtures/arithmetic/val.jsonl"
+    if "custom.trainer_variant=sft" in variant:
+        records = [json.loads(line) for line in data.read_text().splitlines()]
+        data = tmp_path / "val.jsonl"
+        pairs = [{"prompt": one["prompt"], "completion": str(one["metadata"]["sum"])} for one in records]
+        data.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    given = (
+        *ARITHMETIC,
+        *variant,
+        f"training.output_dir={tmp_path}/run",
+        *(f"custom.{s}_jsonl={data}" for s in SPLITS),
+    )
+    overrides = [part for override in given for part in ("--set", override)]
+    assert main(["train", "fixtures/arithmetic/grpo.yaml", *overrides]) == 0
+    assert main(["eval", str(tmp_path / "run"), "--limit", "8"]) == 0
+    own = json.loads((tmp_path / "run/evaluations/step-000001.json").read_text())
+    again = json.loads((tmp_path / "run/eval-val-000001/eval.json").read_text())
+    assert again["answers"] == own["answers"]
+    measured = [{name: value for name, value in one["metrics"].items() if name in JUDGED} for one in (own, again)]
+    assert measured[0] == pytest.approx(measured[1])
+    shown = next(iter(measured[1].items()))
+    assert f"{shown[0]:12} {shown[1]:.3f}" in capsys.readouterr().out
+    page = (tmp_path / "run/eval-val-000001/eval.html").read_text()
+    read(page)
+    assert own["answers"][0]["question"] in page
+    assert escape(own["answers"][0]["expected"]).replace("&quot;", "&#34;") in page
+
+
+def test_beams_are_rejected_before_a_model_is_loaded(tmp_path, capsys):
+    beams = [f"custom.extra.rollout_matching.{override}" for override in ("num_beams=2", "decode_mode=beam")]
+    assert run_eval(ROOT / "fixtures/digits/digits.yaml", tmp_path / "out", overrides=beams) == 1
+    assert "eval-beams" in capsys.readouterr().err
 
 
 def test_a_directory_without_a_run_or_a_checkpoint_is_rejected(tmp_path, capsys):

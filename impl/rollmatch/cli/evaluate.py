@@ -9,7 +9,9 @@ from rollmatch.run.evaluate import SPLITS, evaluate
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command with its options."""
-    parser = commands.add_parser("eval", help="judge a run's policy, or a model, on one split: COCO AP and F1")
+    parser = commands.add_parser(
+        "eval", help="judge a run's policy, or a model, on one split: COCO AP and F1, rewards, or loss of true answers"
+    )
     parser.set_defaults(command=evaluate)
     parser.add_argument("subject", metavar="CONFIG|RUN", help="YAML file: its model; run directory: its newest policy")
     parser.add_argument("--split", choices=SPLITS, default="val", help="default: val")

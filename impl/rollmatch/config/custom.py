@@ -7,7 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from rollmatch.config.connection import BaseUrl, RolloutServerConfig
 from rollmatch.config.dataset import DatasetConfig
-from rollmatch.config.rollout_matching import RolloutMatchingConfig
+from rollmatch.config.rollout_matching import TEXT, RolloutMatchingConfig
 from rollmatch.config.section import (
     Count,
     Index,
@@ -279,6 +279,7 @@ PROMPTS_OF_FORMAT = {
     "integers": {"user": USER_PROMPT.replace("a coordinate token from 0 to 999, in double quotes", "from 0 to 999")},
     "qwen3_vl": {"system": "", "user": QWEN_PROMPT},
     "qwen2_5_vl": {"system": "", "user": QWEN_PROMPT},
+    TEXT: {"system": ""},
 }
 """Prompts of the answer formats whose defaults are others."""
 
@@ -319,9 +320,9 @@ class CustomConfig(Section):
     trainer_variant: Literal["sft", "rollout_matching_sft", "grpo", "vineppo", "vineppo_mcts", "distill"] = Field(
         examples=["rollout_matching_sft"]
     )
-    """The objective: plain SFT on the true answers (stage 1), rollout-matching SFT, GRPO, VinePPO, VinePPO with tree
-    search, or distillation on the policy's own completions. sft generates for evaluations only, and needs no rollout
-    server: in vllm.mode server it evaluates by hf."""
+    """The objective: plain SFT on the true answers (objects, stage 1; any text with answer_format: text),
+    rollout-matching SFT, GRPO, VinePPO, VinePPO with tree search, or distillation on the policy's own completions. sft
+    generates for evaluations only, and needs no rollout server: in vllm.mode server it evaluates by hf."""
     train_jsonl: Text | None = Field(default=None, examples=["data/train.jsonl"])
     """Training samples, one JSON object per line. Required, unless there is a dataset."""
     val_jsonl: Text | None = Field(default=None, examples=["data/val.jsonl"])
@@ -364,6 +365,16 @@ class CustomConfig(Section):
         return self.trainer_variant not in ("sft", "rollout_matching_sft")
 
     @property
+    def teaches_text(self) -> bool:
+        """Whether samples are chats that hold their answer."""
+        return self.trainer_variant == "sft" and self.extra.rollout_matching.answer_format == TEXT
+
+    @property
+    def detects(self) -> bool:
+        """Whether answers list objects with their places."""
+        return not (self.learns_from_completions or self.teaches_text)
+
+    @property
     def learns_from_rollouts(self) -> bool:
         """Whether the policy generates what it learns from."""
         return self.trainer_variant != "sft"
@@ -376,4 +387,4 @@ class CustomConfig(Section):
     @property
     def chat_system(self) -> str | None:
         """System message of samples with their own question; None where the variant accepts no such samples."""
-        return self.prompts.system if self.learns_from_completions else None
+        return None if self.detects else self.prompts.system

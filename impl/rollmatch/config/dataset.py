@@ -22,9 +22,12 @@ class ColumnsConfig(Section):
     crowds: Text | None = None
     """Whether each object is a crowd region, which goes to metadata.crowd; null: there are none."""
     prompt: Text | None = None
-    """Own question of each sample, or a chat as in messages (variants with rewards); null uses custom.prompts."""
+    """Own question of each sample, or a chat as in messages (variants with rewards, answer_format text); null uses
+    custom.prompts."""
+    completion: Text | None = None
+    """Answer to prompt, a text or a chat of one message (answer_format text)."""
     messages: Text | None = None
-    """Own chat of each sample (variants with rewards), a list of {role, content}."""
+    """Own chat of each sample (variants with rewards, answer_format text), a list of {role, content}."""
     metadata: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
     """Columns that reward functions get in sample.metadata."""
 

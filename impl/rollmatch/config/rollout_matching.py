@@ -101,7 +101,9 @@ class DecodingConfig(Section):
 
 
 ANSWER_FORMATS = ("coord_tokens", "integers", "qwen3_vl", "qwen2_5_vl")
-"""Names that ``answer_format`` knows."""
+"""Names of ``answer_format`` for objects with their places."""
+TEXT = "text"
+"""``answer_format`` of chats whose answer is any text."""
 
 
 def _not_stream(value: object) -> object:
@@ -127,7 +129,8 @@ class RolloutMatchingConfig(Section):
     answer_format: Text = "coord_tokens"
     """How an answer is written. coord_tokens: our JSON, one token per coordinate. integers: our JSON with numbers
     0..999. qwen3_vl: a fenced list of bbox_2d and label, 0..1000. qwen2_5_vl: the same in pixels of the resized image.
-    A format of your own is named as module:Class and derives from rollmatch.AnswerFormat."""
+    A format of your own is named as module:Class and derives from rollmatch.AnswerFormat. text (sft only): any text;
+    samples are chats that end with the assistant's message, or prompt and completion."""
     max_new_tokens: Count = 512
     """Longest response; in an environment, longest turn. Unit: tokens."""
     repetition_penalty: Positive = 1.0
@@ -187,4 +190,4 @@ class RolloutMatchingConfig(Section):
     @property
     def uses_coord_tokens(self) -> bool:
         """Whether coordinates are tokens of their own; a format of the user's may, so it is not refused by that."""
-        return self.answer_format not in ANSWER_FORMATS[1:]
+        return self.answer_format not in (*ANSWER_FORMATS[1:], TEXT)

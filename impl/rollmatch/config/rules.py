@@ -8,7 +8,7 @@ from rollmatch.config.batch_rules import BATCH_RULES
 from rollmatch.config.distill_rules import DISTILL_RULES
 from rollmatch.config.findings import INSTEAD, ROLLOUT_MATCHING
 from rollmatch.config.objective_rules import ENVIRONMENT_RULES, GRPO_RULES, OVERLAP_RULES
-from rollmatch.config.rollout_matching import ANSWER_FORMATS, RolloutMatchingConfig
+from rollmatch.config.rollout_matching import ANSWER_FORMATS, TEXT, RolloutMatchingConfig
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.server_rules import RLHF_RULES, SERVER_RULES
 from rollmatch.config.servers import uses_servers
@@ -177,8 +177,14 @@ def _coordinate_loss(config: RunConfig) -> Iterator[ConfigError]:
 
 def _answer_format(config: RunConfig) -> Iterator[ConfigError]:
     name, key = _rollout(config).answer_format, f"{ROLLOUT_MATCHING}.answer_format"
-    if name not in ANSWER_FORMATS and not re.fullmatch(r"[\w.]+:\w+", name):
-        remedy = f"Use one of {', '.join(ANSWER_FORMATS)}, or package.module:Class."
+    if config.custom.teaches_text:
+        return
+    if name == TEXT:
+        problem = f"is {TEXT}, but {config.custom.trainer_variant} teaches no texts of the data"
+        remedy = "Remove it, or set custom.trainer_variant to sft."
+        yield ConfigError(problem, code="answer-format-unused", key=key, remedy=remedy)
+    elif name not in ANSWER_FORMATS and not re.fullmatch(r"[\w.]+:\w+", name):
+        remedy = f"Use one of {', '.join((*ANSWER_FORMATS, TEXT))}, or package.module:Class."
         yield ConfigError(f"is {name!r}", code="answer-format-unknown", key=key, remedy=remedy)
 
 
@@ -253,10 +259,10 @@ def _box(config: RunConfig) -> Iterator[ConfigError]:
 
 def _questions(config: RunConfig) -> Iterator[ConfigError]:
     dataset = config.custom.dataset
-    if dataset is not None and dataset.columns.has_questions and not config.custom.learns_from_completions:
+    if dataset is not None and dataset.columns.has_questions and config.custom.detects:
         key = f"custom.dataset.columns.{'prompt' if dataset.columns.prompt else 'messages'}"
         problem = f"{config.custom.trainer_variant} uses custom.prompts for all samples"
-        remedy = "Remove it, or use a variant with rewards."
+        remedy = "Remove it, or use a variant with rewards, or sft with answer_format text."
         yield ConfigError(problem, code="question-not-used", key=key, remedy=remedy)
 
 
@@ -292,7 +298,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=_LENGTHS, check=_engine_length),
     Rule(reads=("global_max_length", _LENGTHS[1]), check=_engine_in_segment),
     Rule(reads=_of_rollout("soft_ce_weight", "w1_weight", "gate_weight"), check=_coordinate_loss),
-    Rule(reads=_of_rollout("answer_format"), check=_answer_format),
+    Rule(reads=("custom.trainer_variant", *_of_rollout("answer_format")), check=_answer_format),
     Rule(reads=_of_rollout("answer_format", *COORDINATE_LOSS), check=_coordinate_loss_used),
     *BATCH_RULES,
     Rule(reads=("training.extra_arguments",), check=_extra_arguments),
@@ -301,7 +307,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=("training.report_to",), check=_reporters),
     Rule(reads=("custom.train_jsonl", *_DATA), check=_files_or_dataset),
     Rule(reads=("custom.dataset",), check=_box),
-    Rule(reads=("custom.dataset", "custom.trainer_variant"), check=_questions),
+    Rule(reads=("custom.dataset", "custom.trainer_variant", *_of_rollout("answer_format")), check=_questions),
     Rule(reads=("custom.dataset",), check=_stream),
     *STRATEGY_RULES,
     *SERVER_RULES,

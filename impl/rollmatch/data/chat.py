@@ -20,11 +20,25 @@ def is_chat(record: object) -> bool:
     return isinstance(record, dict) and ("messages" in record or "prompt" in record)
 
 
+def with_completion(record: Any) -> Any:
+    """A record of prompt and completion, each a text or a chat, as one of messages; any other record as it is.
+
+    >>> with_completion({"prompt": "2 + 2?", "completion": "4"})
+    {'messages': [{'role': 'user', 'content': '2 + 2?'}, {'role': 'assistant', 'content': '4'}]}
+    """
+    if not isinstance(record, dict) or not {"prompt", "completion"} <= set(record) or "messages" in record:
+        return record
+    rest = {name: value for name, value in record.items() if name not in ("prompt", "completion")}
+    sides = ("user", record["prompt"]), ("assistant", record["completion"])
+    chats = [value if isinstance(value, list) else [{"role": role, "content": value}] for role, value in sides]
+    return rest | {"messages": [*chats[0], *chats[1]]}
+
+
 def check_chat(record: Mapping[str, object], place: Place) -> Iterator[DataError]:
     """Broken rules of one record."""
     key = place.key
-    yield from check_names(record, ("messages", "prompt", *OPTIONAL), key)
-    yield from check_question(record, key)
+    yield from check_names(record, ("messages", "prompt", *(("completion",) if place.answered else ()), *OPTIONAL), key)
+    yield from check_question(record, key, answered=place.answered)
     yield from check_sides(record, key)
     yield from check_images(record, place, at_least_one=False)
     yield from check_metadata(record, key)
@@ -32,6 +46,11 @@ def check_chat(record: Mapping[str, object], place: Place) -> Iterator[DataError
 
 def make_chat_sample(record: Mapping[str, Any], place: Place) -> Sample:
     """A sample from a record that breaks no rule."""
+    answer = None
+    if place.answered:
+        *asked, answer = record["messages"]
+        system = [{"role": "system", "content": place.system}] if place.system and asked[0]["role"] != "system" else []
+        record = {**record, "messages": [*system, *asked]}
     return Sample(
         sample_id=place.sample_id,
         origin=place.key,
@@ -42,6 +61,7 @@ def make_chat_sample(record: Mapping[str, Any], place: Place) -> Sample:
         messages=messages_of(record, place),
         message_fields=_fields_of(record),
         tools=tuple(record.get("tools", ())),
+        answer=answer,
         metadata=record.get("metadata", {}),
     )
 
@@ -77,8 +97,12 @@ def tagged_messages(sample: Sample) -> tuple[tuple[str, str], ...]:
     return (*sample.messages[:first], question, *sample.messages[first + 1 :])
 
 
-def check_question(record: Mapping[str, object], key: str) -> Iterator[DataError]:
-    """Messages or prompt, with system message and tools."""
+def check_question(record: Mapping[str, object], key: str, *, answered: bool = False) -> Iterator[DataError]:
+    """Messages or prompt, with system message and tools; ``answered``: messages that end with the answer."""
+    if answered and "messages" not in record:
+        remedy = "Write messages that end with the assistant's, or prompt and completion."
+        yield DataError("there is no answer", code="chat-malformed", key=key, remedy=remedy)
+        return
     if "messages" in record and "prompt" in record:
         yield DataError("there are messages and a prompt", code="two-questions", key=key, remedy="Keep one of them.")
     yield from check_prompting(record, key)
@@ -93,7 +117,12 @@ def check_question(record: Mapping[str, object], key: str) -> Iterator[DataError
     yield from found
     if found:
         return
-    if messages[-1]["role"] == "assistant":
+    if answered and messages[-1]["role"] != "assistant":
+        remedy = "Let the assistant's message be the last one: it is what is taught."
+        yield DataError(
+            f"the last message is of role {messages[-1]['role']}", code="chat-malformed", key=key, remedy=remedy
+        )
+    if not answered and messages[-1]["role"] == "assistant":
         remedy = "Remove it, or put it below metadata: the policy writes the answer."
         yield DataError("the last message is the assistant's", code="chat-malformed", key=key, remedy=remedy)
     if all(message["role"] != "user" for message in messages):

@@ -67,7 +67,7 @@ class HubRows:
         is_text = self.columns.has_questions
         if is_text and "image" not in self.columns.model_fields_set and "image" not in self.table.features:
             self.columns = self.columns.model_copy(update={"image": None})
-        for name in ("image", "prompt", "messages", *(() if is_text else ("boxes", "descs", "crowds"))):
+        for name in ("image", "prompt", "completion", "messages", *(() if is_text else ("boxes", "descs", "crowds"))):
             self._check(f"columns.{name}", getattr(self.columns, name))
         for column in self.columns.metadata:
             self._check("columns.metadata", column)
@@ -99,9 +99,9 @@ class HubRows:
         record: dict[str, Any] = {"images": images}
         metadata = {name: _reach(row, name) for name in columns.metadata}
         if columns.has_questions:
-            named = ("prompt", columns.prompt), ("messages", columns.messages)
+            named = ("prompt", columns.prompt), ("completion", columns.completion), ("messages", columns.messages)
             found = {name: _reach(row, column) for name, column in named if column}
-            is_chat = isinstance(found.get("prompt"), list)
+            is_chat = isinstance(found.get("prompt"), list) and not columns.completion
             record |= {("messages" if is_chat and name == "prompt" else name): one for name, one in found.items()}
         else:
             if not images:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rollmatch.data.chat import check_chat, is_chat, make_chat_sample
+from rollmatch.data.chat import check_chat, is_chat, make_chat_sample, with_completion
 from rollmatch.data.checked import fingerprint_of, num_objects_checked
 from rollmatch.data.content import plain_record
 from rollmatch.data.lazy import LazySamples, LineIndex
@@ -52,12 +52,14 @@ def top_left(truth: GroundTruth) -> tuple[int, int]:
 
 
 class SystemMessages(NamedTuple):
-    """System messages in front of bare prompts; empty: none."""
+    """Which records bring their own chat, and the system messages in front of bare prompts; empty: none."""
 
     chats: str | None = None
     """In records without objects; None: there are no such records."""
     objects: str = ""
     """In records with objects."""
+    answered: bool = False
+    """Whether all records are chats that end with the answer, which is taught; or prompt and completion."""
 
 
 NO_SYSTEM = SystemMessages()
@@ -73,12 +75,13 @@ class ReadRules:
 
     def read(self, record: Any, sample_id: int, key: str) -> tuple[Sample | None, list[DataError]]:
         """The sample, or what is wrong with the record."""
-        record, errors = plain_record(record, key)
+        record, errors = plain_record(with_completion(record) if self.systems.answered else record, key)
         if errors:
             return None, errors
-        asks = self.systems.chats is not None and is_chat(record)
+        answered = self.systems.answered
+        asks = answered or (self.systems.chats is not None and is_chat(record))
         system = self.systems.chats if asks else self.systems.objects
-        place = Place(sample_id=sample_id, key=key, image_root=self.image_root, system=system or "")
+        place = Place(sample_id=sample_id, key=key, image_root=self.image_root, system=system or "", answered=answered)
         errors = list((check_chat if asks else check_record)(record, place))
         if errors:
             return None, errors

@@ -17,6 +17,8 @@ class Place:
     image_root: Path
     system: str = ""
     """The system message in front of a bare prompt; empty leaves it out."""
+    answered: bool = False
+    """Whether a chat ends with the answer."""
 
 
 def image_path(image: str, image_root: Path) -> str:

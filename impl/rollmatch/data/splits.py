@@ -22,7 +22,7 @@ def load_split(
     if split == "val" and not custom.is_evaluated:
         return ()
     order: Literal["as_given", "sorted"] = "as_given" if ordering == "as_given" else custom.object_ordering
-    systems = SystemMessages(chats=custom.chat_system, objects=custom.prompts.system)
+    systems = SystemMessages(chats=custom.chat_system, objects=custom.prompts.system, answered=custom.teaches_text)
     if custom.dataset is None:
         path = origin_of(custom, split)
         return load_samples(path, custom.image_root, order, systems=systems, skipped=skipped)

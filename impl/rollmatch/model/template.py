@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ _SHORTEST_MARKER = 5
 """Characters; <s> is also HTML."""
 NO_ID = -1
 """An id that no token has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweredChat:
+    """A chat with the assistant's turns. Made by ``Template``, taught by ``objectives.chat``."""
+
+    token_ids: tuple[int, ...]
+    """[L] the chat up to the end of its last turn, images expanded."""
+    turns: tuple[tuple[int, int], ...]
+    """First token of each turn of the assistant, and the one behind its stop token; ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +153,13 @@ class Template:
                 )
             self._has_warned = True
             return sample.messages[-1][1]
-        messages, remedy = self.messages(sample), "Correct its messages and tools, or give the model another template."
+        return self._rendered(sample, self.messages(sample))
+
+    def _rendered(self, sample: Sample, messages: list[dict[str, Any]], *, is_over: bool = False) -> str:
+        """A chat's text; with ``is_over`` no turn of the assistant is begun. Errors: ``prompt-not-rendered``."""
+        remedy = "Correct its messages and tools, or give the model another template."
         try:
-            text = self._chat_text(messages, tools=sample.tools)
+            text = self._chat_text(messages, tools=sample.tools, is_over=is_over)
         except Exception as error:  # a template may do anything to what it is given
             problem = (
                 f"the chat template fails: {type(error).__name__}: {error}"
@@ -170,12 +185,56 @@ class Template:
         after = whole.partition(WRITTEN)[2].strip()
         return tuple(marker for marker in (*special, after) if len(marker) >= _SHORTEST_MARKER)
 
-    def _chat_text(self, messages: list[dict[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        return self._apply([as_taken(message, takes_text=self._takes_text) for message in messages], tools)
+    def answered_chat(self, sample: Sample) -> AnsweredChat:
+        """A sample's chat with its answer. Each turn of the assistant begins where the template would let the model
+        begin it, and ends with the model's stop token. Needs ``sample.answer``.
 
-    def _apply(self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        Errors: ``prompt-not-rendered``, ``answer-not-rendered``.
+        """
+        ids, turns = self.answered_ids(sample)
+        if not sample.images:
+            return AnsweredChat(token_ids=ids, turns=turns)
+        features = self.image_features(sample)
+        sizes = iter(map(len, features.expansions))
+        starts = list(accumulate((next(sizes) if i == self.placeholder_id else 1 for i in ids), initial=0))
+        return AnsweredChat(
+            token_ids=self.expand(ids, features), turns=tuple((starts[first], starts[end]) for first, end in turns)
+        )
+
+    def answered_ids(self, sample: Sample) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+        """Fields of ``AnsweredChat`` with one placeholder per image. Errors: as ``answered_chat``."""
+        assert sample.answer is not None
+        chat = [*self.messages(sample), {"content": "", **sample.answer}]
+        text = self._rendered(sample, chat, is_over=True)
+        if "".join(str(sample.answer.get("content") or "").split()) not in "".join(text.split()):
+            raise _answer_not_rendered(sample, "leaves out some of the answer")
+        borders = []
+        for place in [place for place, message in enumerate(chat) if message["role"] == "assistant"]:
+            asked = self._rendered(sample, chat[:place])
+            if not text.startswith(asked):
+                raise _answer_not_rendered(sample, f"writes what comes before messages[{place}] otherwise in a prompt")
+            borders.append(len(asked))
+        ids, turns = list(self.vocabulary.encode(text[: borders[0]])), list[tuple[int, int]]()
+        for start, end in pairwise([*borders, len(text)]):  # apart: the model begins a turn behind a prompt's own ids
+            written = self.vocabulary.encode_bytes(text[start:end].encode())
+            stop = next((at for at, token_id in enumerate(written, 1) if token_id in self.vocabulary.stop_ids), None)
+            if stop is None:
+                raise _answer_not_rendered(sample, f"writes no {self.vocabulary.stop_texts[0]} behind a turn")
+            turns.append((len(ids), len(ids) + stop))
+            ids += written
+        return tuple(ids[: turns[-1][1]]), tuple(turns)
+
+    def _chat_text(
+        self, messages: list[dict[str, Any]], *, tools: Sequence[Mapping[str, Any]] = (), is_over: bool = False
+    ) -> str:
+        taken = [as_taken(message, takes_text=self._takes_text) for message in messages]
+        return self._apply(taken, tools, is_over=is_over)
+
+    def _apply(
+        self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, is_over: bool = False
+    ) -> str:
         text: str = self.tokenizer.apply_chat_template(
-            messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **self.options.chat
+            messages, tools=list(tools) or None, tokenize=False, add_generation_prompt=not is_over, **self.options.chat
         )
         return text
 
@@ -305,6 +364,11 @@ class Template:
         """The tokenizer's, or the stop token where it has none: what is padded is masked."""
         pad_id = self.tokenizer.pad_token_id
         return self.vocabulary.stop_id if pad_id is None else int(pad_id)
+
+
+def _answer_not_rendered(sample: Sample, problem: str) -> DataError:
+    remedy = "Correct its messages, or give the model a template that writes turns that are over as it lets them begin."
+    return DataError(f"the chat template {problem}", code="answer-not-rendered", key=sample.origin, remedy=remedy)
 
 
 def _turns_not_rendered(problem: str) -> ConfigError:

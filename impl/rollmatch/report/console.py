@@ -145,6 +145,8 @@ def _quality(event: Mapping[str, object]) -> Text:
 
 
 def _losses(event: Mapping[str, object]) -> Text:
+    if "loss_coord" not in event:  # the loss is that of the text
+        return Text()
     return Text.assemble(
         ("  text ", "dim"), fixed(event.get("loss_ce")), ("  coordinates ", "dim"), fixed(event.get("loss_coord"))
     )

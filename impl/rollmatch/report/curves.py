@@ -80,7 +80,10 @@ class Plot:
 
 PLOTS = (
     Plot(title="Loss", lines=(Line(label="total", field="loss"), Line(label="text (ce)", field="loss_ce"),
-                              Line(label="coordinates", field="loss_coord"))),
+                              Line(label="coordinates", field="loss_coord"),
+                              Line(label="true answers, validation", field="loss", validation=True))),
+    Plot(title="Exact answers on held-out samples", lines=(Line(label="exact", field="exact", validation=True),),
+         text=percent, as_percent=True, ceiling=1.0),
     Plot(title="F1", lines=(Line(label="training, at the matching gate", field="f1"),
                             Line(label="validation", field="f1", validation=True)), ceiling=1.0),
     Plot(title="Reward", lines=(Line(label="training", field="reward"),

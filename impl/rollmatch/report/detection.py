@@ -1,14 +1,16 @@
-"""One offline page about ``rollmatch eval``: figures, classes, and the images that went worst."""
+"""One offline page about ``rollmatch eval``: figures, classes, and the images or answers that went worst."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollmatch.records import rounded
+from rollmatch.report.answers import make_answer_rows
 from rollmatch.report.evaluations import Evaluation
 from rollmatch.report.numbers import MISSING, finite
 from rollmatch.report.page import render, write_whole
 from rollmatch.report.scenes import MAX_SCENES, Card, make_cards
+from rollmatch.report.verdict import measures_of
 
 PAGE_NAME = "eval.html"
 LEADING = ("AP", "AP50", "AP75", "AR_100", "f1@0.5", "f1_desc@0.5")
@@ -33,12 +35,29 @@ def write_detection_page(
     """Write ``eval.html``. ``evaluation`` has all scenes; those with the lowest F1 are drawn."""
     content = {
         "title": title,
-        "leading": [_row(name, metrics[name]) for name in LEADING if name in metrics],
-        "others": [_row(name, value) for name, value in metrics.items() if name not in LEADING],
+        "leading": [figure_row(name, metrics[name]) for name in LEADING if name in metrics],
+        "others": [figure_row(name, value) for name, value in metrics.items() if name not in LEADING],
         "columns": list(next(iter(by_desc.values()), {})),
         "classes": _classes(by_desc),
         "cards": worst_cards(evaluation, folder),
         "num_scenes": len(evaluation.scenes),
+        "answers": (),
+    }
+    return write_whole(folder / PAGE_NAME, render("eval.html", content))
+
+
+def write_answers_page(folder: Path, *, title: str, evaluation: Evaluation) -> Path:
+    """Write ``eval.html``: figures, and the worst answers."""
+    leading = {measure.key: measure.label for measure in measures_of(list(evaluation.metrics))}
+    content = {
+        "title": title,
+        "leading": [figure_row(label, evaluation.metrics.get(key)) for key, label in leading.items()],
+        "others": [figure_row(name, value) for name, value in evaluation.metrics.items() if name not in leading],
+        "columns": [],
+        "classes": [],
+        "cards": (),
+        "num_scenes": 0,
+        "answers": make_answer_rows(evaluation, None),
     }
     return write_whole(folder / PAGE_NAME, render("eval.html", content))
 
@@ -49,7 +68,8 @@ def worst_cards(evaluation: Evaluation, folder: Path) -> tuple[Card, ...]:
     return make_cards(replace(evaluation, scenes=tuple(worst)), None, run_dir=folder)
 
 
-def _row(name: str, value: float | int | None) -> FigureRow:
+def figure_row(name: str, value: object) -> FigureRow:
+    """A metric with its text and bar."""
     number = finite(value)
     percent = 0.0 if number is None else 100 * min(max(number, 0.0), 1.0)
     return FigureRow(name=name, text=_text(value), percent=rounded(percent))
@@ -61,7 +81,7 @@ def _classes(by_desc: Mapping[str, Figures]) -> Sequence[tuple[str, list[str]]]:
     return [(desc, [_text(value) for value in figures.values()]) for desc, figures in lowest]
 
 
-def _text(value: float | int | None) -> str:
+def _text(value: object) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     number = finite(value)

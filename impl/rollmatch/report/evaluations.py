@@ -72,11 +72,31 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer of an evaluation by rewards or by true texts."""
+
+    sample_id: int | str
+    response_text: str
+    question: str = ""
+    """Empty where all samples have the configured prompt."""
+    expected: str = ""
+    reward: float | None = None
+    exact: float | None = None
+    """1 where the answer is the true one, character for character."""
+
+    @property
+    def worth(self) -> float | None:
+        """Whatever it is judged by."""
+        return self.exact if self.reward is None else self.reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """All scenes of one evaluation. Returned by ``load_evaluation``, used by ``scenes``."""
 
     step: NonNegativeInt
     scenes: tuple[Scene, ...]
+    answers: tuple[Answer, ...] = ()
     iou_threshold: float | None = None
     metrics: dict[str, object] = field(default_factory=dict)
     precision: str = ""

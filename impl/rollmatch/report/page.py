@@ -8,6 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rollmatch.errors import LaunchError
+from rollmatch.report.answers import make_answer_rows
 from rollmatch.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, make_charts
 from rollmatch.report.evaluations import Evaluation, load_evaluation
 from rollmatch.report.facts import make_completion_rows, make_drop_rows, make_facts
@@ -70,6 +71,7 @@ def _content(run_dir: Path) -> dict[str, object]:
         "completions": make_completion_rows(history),
         "cards": cards,
         "num_scenes": len(loaded[0].scenes) if loaded else 0,
+        "answers": make_answer_rows(loaded[0], loaded[1] if len(loaded) > 1 else None) if loaded else (),
         "missing": missing,
         "config": config.read_text(encoding="utf-8", errors="replace") if config.is_file() else "",
         "frame": FRAME,

@@ -35,6 +35,15 @@ MEASURES = (
     Measure(key="truncated_rate", label="Truncated", higher_is_better=False, as_percent=True),
 )
 
+LOSS = Measure(key="loss", label="Loss", higher_is_better=False)
+"""Of the true answers, where they are taught."""
+TEXT_MEASURES = (
+    LOSS,
+    Measure(key="exact", label="Exact answers", as_percent=True),
+    Measure(key="truncated_rate", label="Truncated", higher_is_better=False, as_percent=True),
+)
+"""Of a run that learns answers of any text."""
+
 REWARD_MEASURES = (
     Measure(key="reward", label="Reward"),
     Measure(key="truncated_rate", label="Truncated", higher_is_better=False, as_percent=True),
@@ -157,8 +166,10 @@ def measures_of(keys: Sequence[str]) -> tuple[Measure, ...]:
     >>> [measure.label for measure in measures_of(["teacher_logprob", "reward/right", "truncated_rate"])]
     ['Reward: right', 'Log-probability by the teacher', 'Truncated']
     """
+    if "exact" in keys:
+        return TEXT_MEASURES
     if "reward" not in keys and TEACHER_MEASURE.key not in keys:
-        return MEASURES
+        return (*MEASURES, LOSS) if "loss" in keys else MEASURES
     total, *rates = [measure for measure in REWARD_MEASURES if measure.key in keys or "reward" in keys]
     parts = sorted({key for key in keys if key.startswith("reward/")})
     named = (Measure(key=key, label=f"Reward: {key.partition('/')[2]}") for key in parts)
@@ -265,7 +276,12 @@ def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count:,} steps"
 
 
-SUBJECTS = {"f1": "F1", "reward": "Mean reward", "invalid_rate": "Invalid responses"}
+SUBJECTS = {
+    "f1": "F1",
+    "loss": "Loss of the true answers",
+    "reward": "Mean reward",
+    "invalid_rate": "Invalid responses",
+}
 
 
 def _moved(change: Change) -> str:

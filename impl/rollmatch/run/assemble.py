@@ -106,7 +106,7 @@ def read_policy(config: RunConfig) -> torch.nn.Module:
 def make_template(config: RunConfig) -> Template:
     """The model directory's template with the configured prompts."""
     prompts = config.custom.prompts
-    any_chat = config.custom.learns_from_completions
+    any_chat = not config.custom.detects
     options = TemplateOptions(
         chat=config.model.chat_template_kwargs,
         processor=config.model.processor_kwargs,
@@ -132,13 +132,14 @@ def make_parts(
 ) -> TrainerParts:
     """All parts, ready. Starts the rollout engine or connects to the servers, the slowest part."""
     rules = config.custom.extra.rollout_matching
-    objective = make_objective(config, template, make_teachers(config, template, partial(_load_teacher, config)))
-    decoding = replace(make_decoding(rules), logprobs=objective.wants_logprobs)
+    objective = make_taught_objective(config, template)
+    temperature = None if config.custom.learns_from_rollouts else 1.0  # that of the losses: nothing is sampled
+    decoding = replace(make_decoding(rules, temperature=temperature), logprobs=objective.wants_logprobs)
     source = make_source(config, model, template, journal=journal, ranks=ranks)
     try_out(source.fence.backend, decoding)
     if source.fence.mode.mode == "adapter" and source.fence.backend.takes_adapters:
         source.fence.mode.attempt(partial(try_out_adapters, source.fence.backend, model), ranks)
-    source = replace(source, decoding=decoding, eval_decoding=_make_eval_decoding(config, decoding))
+    source = replace(source, decoding=decoding, eval_decoding=make_eval_decoding(config))
     learner = Learner(
         objective=objective,
         batcher=_make_batcher(config, model, objective, pad_id=template.pad_id, ranks=ranks),
@@ -154,6 +155,11 @@ def make_parts(
     )
     logged_completions = config.training.logged_completions if config.custom.learns_from_rollouts else 0
     return TrainerParts(source, make_overlap(config, source), learner, logged_completions)
+
+
+def make_taught_objective(config: RunConfig, template: Template) -> Objective:
+    """The objective, with the teachers that it has. Errors: those of ``make_objective`` and ``make_teachers``."""
+    return make_objective(config, template, make_teachers(config, template, partial(_load_teacher, config)))
 
 
 def make_source(
@@ -305,12 +311,10 @@ def make_decoding(rules: RolloutMatchingConfig, *, temperature: float | None = N
     )
 
 
-def _make_eval_decoding(config: RunConfig, decoding: Decoding) -> Decoding:
+def make_eval_decoding(config: RunConfig) -> Decoding:
     """Rollout matching measures what it trains by; the others sample to explore, which an evaluation need not."""
-    if not config.custom.learns_from_completions:
-        return decoding
-    temperature = config.custom.extra.grpo.eval_temperature
-    return replace(decoding, temperature=temperature, logprobs=False)
+    rules, is_paid = config.custom.extra.rollout_matching, config.custom.learns_from_completions
+    return make_decoding(rules, temperature=config.custom.extra.grpo.eval_temperature if is_paid else None)
 
 
 def _load_reference(config: RunConfig, model: torch.nn.Module) -> torch.nn.Module | None:

@@ -1,12 +1,16 @@
-"""``rollmatch eval``: roll out one split with a run's policy, or with the model of a YAML, and judge its boxes."""
+"""``rollmatch eval``: roll out one split with a run's policy, or with the model of a YAML, and judge the answers.
+
+By boxes, rewards, or true texts.
+"""
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollmatch.config import RunConfig, load_config
 from rollmatch.config.files import check_model
@@ -16,15 +20,22 @@ from rollmatch.errors import ConfigError, DataError, LaunchError
 from rollmatch.model.source import with_local_model
 from rollmatch.records import Rollout, Sample
 from rollmatch.run.directory import RESOLVED, last_checkpoint
+from rollmatch.run.plugins import with_first_observations
 
 if TYPE_CHECKING:
     from torch import nn
 
     from rollmatch.model.template import Template
+    from rollmatch.objectives.protocol import Objective, ObjectiveContext
     from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
+    from rollmatch.rollout.source import RolloutSource
 
 SPLITS = ("train", "val")
 FIGURES = "eval.json"
+PRINTED = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large", "AR_100", "f1@0.5", "f1_desc@0.5")
+COSTS = ("num_scenes", "tokens_per_s")
+SCORED_TOGETHER = 8
+"""Segments of a forward pass that measures a loss."""
 
 
 class EvaluationTarget(NamedTuple):
@@ -43,29 +54,30 @@ class EvaluationTarget(NamedTuple):
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """Write ``eval.json`` and ``eval.html``, print the main figures. Errors: ``not-a-run``, ``eval-not-detection``,
-    ``eval-beams``, ``checkpoint-missing``, those of samples and of the rollout backend."""
+    """Write ``eval.json`` and ``eval.html``, print the main figures. Errors: ``not-a-run``,
+    ``eval-beams``, ``checkpoint-missing``, those of samples, rewards, environment and of the rollout backend."""
     subject = _read(options)
     _check(subject.config)
     samples = _load(subject.config, options)
     out = options.out or subject.directory / f"eval-{options.split}-{subject.step:06d}"
     out.mkdir(parents=True, exist_ok=True)
-    samples, rollouts, objective = _roll_out(subject, samples, out, skip_bad=options.skip_bad)
-    figures = judge(objective, samples, rollouts)
-    from rollmatch.report.detection import write_detection_page
+    title = f"{Path(options.subject).resolve().name}, {options.split}, step {subject.step:,}"
+    with _opened(subject, samples, out, skip_bad=options.skip_bad) as policy:
+        figures = _judge_boxes(policy) if subject.config.custom.detects else _judge_answers(policy)
+    record = {"step": subject.step, "split": options.split, **figures}
+    (out / FIGURES).write_text(json.dumps(record), encoding="utf-8")
+    from rollmatch.report.detection import write_answers_page, write_detection_page
     from rollmatch.report.evaluations import load_evaluation
 
-    record = {"step": subject.step, "split": options.split, "score": "token_probability", **figures}
-    (out / FIGURES).write_text(json.dumps(record), encoding="utf-8")
-    name = Path(options.subject).resolve().name
-    page = write_detection_page(
-        out,
-        title=f"{name}, {options.split}, step {subject.step:,}",
-        metrics=figures["metrics"],
-        by_desc=figures["by_desc"],
-        evaluation=load_evaluation(out / FIGURES),
-    )
-    _print(figures["metrics"])
+    evaluation, metrics = load_evaluation(out / FIGURES), figures["metrics"]
+    if subject.config.custom.detects:
+        page = write_detection_page(
+            out, title=title, metrics=metrics, by_desc=figures["by_desc"], evaluation=evaluation
+        )
+        _print({name: metrics[name] for name in PRINTED})
+    else:
+        page = write_answers_page(out, title=title, evaluation=evaluation)
+        _print({name: value for name, value in metrics.items() if name not in COSTS})
     print(f"figures: {out / FIGURES}\npage: {page}")
 
 
@@ -92,11 +104,7 @@ def _read(options: argparse.Namespace) -> EvaluationTarget:
 
 def _check(config: RunConfig) -> None:
     check_model(config)
-    if config.custom.learns_from_completions:
-        problem = f"{config.custom.trainer_variant} has no boxes to judge"
-        remedy = "Name a detection run; rewards of other runs are in its page and evaluations/."
-        raise ConfigError(problem, code="eval-not-detection", key="custom.trainer_variant", remedy=remedy)
-    if config.custom.extra.rollout_matching.num_beams > 1:
+    if config.custom.detects and config.custom.extra.rollout_matching.num_beams > 1:
         problem, remedy = "beams have no token probabilities to score by", "Set it to 1 (--set)."
         raise ConfigError(problem, code="eval-beams", key="custom.extra.rollout_matching.num_beams", remedy=remedy)
 
@@ -110,7 +118,7 @@ def _load(config: RunConfig, options: argparse.Namespace) -> Sequence[Sample]:
     samples = load_split(config.custom, options.split, ordering="as_given", skipped=skipped)
     for error in skipped or ():
         print(f"skipped: {error}", file=sys.stderr)
-    return samples[: options.limit]
+    return with_first_observations(config, samples[: options.limit])
 
 
 def usable(template: "Template", samples: Sequence[Sample]) -> list[Sample]:
@@ -127,10 +135,19 @@ def usable(template: "Template", samples: Sequence[Sample]) -> list[Sample]:
     return kept
 
 
-def _roll_out(
-    subject: EvaluationTarget, samples: Sequence[Sample], out: Path, *, skip_bad: bool
-) -> "tuple[Sequence[Sample], list[Rollout], RolloutMatchingObjective]":
-    """The samples that can be used, and one rollout of each, by the configured backend with the subject's weights."""
+class _Policy(NamedTuple):
+    """A policy that can answer."""
+
+    samples: Sequence[Sample]
+    """Those that can be used."""
+    source: "RolloutSource"
+    objective: "Objective"
+    context: "ObjectiveContext"
+
+
+@contextmanager
+def _opened(subject: EvaluationTarget, samples: Sequence[Sample], out: Path, *, skip_bad: bool) -> "Iterator[_Policy]":
+    """The configured backend with the subject's weights."""
     from rollmatch.config.effective import enforce_eager, rollout_backend
     from rollmatch.run.machine import check_engine, has_gpu, set_environment
     from rollmatch.startup import loading
@@ -148,8 +165,7 @@ def _roll_out(
 
         from rollmatch.journal import Journal
         from rollmatch.ranks import Ranks
-        from rollmatch.run.assemble import make_source, make_template
-        from rollmatch.run.objectives import make_objective
+        from rollmatch.run.assemble import make_eval_decoding, make_source, make_taught_objective, make_template
         from rollmatch.weights.named_weights import named_weights
 
         disable_progress_bar()
@@ -158,13 +174,54 @@ def _roll_out(
     journal = Journal(out / "journal.jsonl")
     source = make_source(config, model, template, journal=journal, ranks=Ranks.from_environment())
     try:
-        source = replace(source, eval_decoding=replace(source.eval_decoding, logprobs=True))
+        source = replace(source, eval_decoding=replace(make_eval_decoding(config), logprobs=config.custom.detects))
         source.sync(subject.step, lambda: named_weights(model))
-        rollouts = source.roll_out(samples, subject.step, purpose="eval")
+        objective = make_taught_objective(config, template)
+        yield _Policy(samples, source, objective, _context(source, model, subject.step))
     finally:
         source.fence.backend.close()
         journal.close()
-    return samples, rollouts, cast("RolloutMatchingObjective", make_objective(config, template))  # see _check
+
+
+def _context(source: "RolloutSource", model: "nn.Module", step: int) -> "ObjectiveContext":
+    from rollmatch.learn.balance import PassSize
+    from rollmatch.learn.score import SegmentScorer
+    from rollmatch.objectives.protocol import ObjectiveContext
+
+    score = SegmentScorer(
+        model=model,
+        reference=None,
+        features_of=source.template.image_features,
+        temperature=1.0,
+        excluded_ids=source.template.banned_ids,
+        size=PassSize(segments=SCORED_TOGETHER),
+        check_images=lambda has_images: None,
+    )
+    return ObjectiveContext(
+        step=step,
+        ranks=source.ranks,
+        decoding=source.eval_decoding,
+        generate=source.generate,
+        score=score,
+        teach=score.teach,
+        further=lambda num: [],
+        log=source.journal.write,
+    )
+
+
+def _judge_answers(policy: _Policy) -> dict[str, Any]:
+    from rollmatch.training.evaluation import evaluate_policy
+
+    record, metrics = evaluate_policy(policy.source, policy.objective, policy.samples, policy.context)
+    return {**record, "metrics": metrics}
+
+
+def _judge_boxes(policy: _Policy) -> dict[str, Any]:
+    from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
+
+    assert isinstance(policy.objective, RolloutMatchingObjective)
+    rollouts = policy.source.roll_out(policy.samples, policy.context.step, purpose="eval")
+    return {"score": "token_probability", **judge(policy.objective, policy.samples, rollouts)}
 
 
 def _policy(subject: EvaluationTarget) -> "nn.Module":
@@ -198,6 +255,5 @@ def judge(
 
 
 def _print(metrics: Mapping[str, float | None]) -> None:
-    for name in ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large", "AR_100", "f1@0.5", "f1_desc@0.5"):
-        value = metrics[name]
+    for name, value in metrics.items():
         print(f"{name:12} {'-' if value is None else f'{value:.3f}'}")

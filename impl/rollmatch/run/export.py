@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from rollmatch.config import RunConfig, effective, load_config
+from rollmatch.config.rollout_matching import TEXT
 from rollmatch.errors import LaunchError
 from rollmatch.journal import read_journal
 from rollmatch.model.source import ADAPTER_FILE, dtype_of
@@ -261,9 +262,9 @@ def card(name: str, run: Path, made: str) -> str:
 def _prompt_of(run: Path) -> list[str]:
     """How the model was asked, where all samples had one prompt: whoever serves it needs the same words."""
     custom = yaml.safe_load((run / RESOLVED).read_text(encoding="utf-8"))["custom"]
-    if custom["trainer_variant"] not in ("sft", "rollout_matching_sft"):
-        return []
     prompts, answer_format = custom["prompts"], custom["extra"]["rollout_matching"]["answer_format"]
+    if custom["trainer_variant"] not in ("sft", "rollout_matching_sft") or answer_format == TEXT:
+        return []
     words = [f"* System: {prompts['system']}"] if prompts["system"] else []
     words.append(f"* User, after the image: {prompts['user']}")
     return ["Trained with this prompt:", "", *words, "", f"Answers have the form `{answer_format}`.", ""]

@@ -8,6 +8,7 @@ from rollmatch.config.custom import GrpoConfig
 from rollmatch.config.rollout_matching import RolloutMatchingConfig
 from rollmatch.data import Reuse
 from rollmatch.model.template import Template
+from rollmatch.objectives.chat.objective import ChatObjective
 from rollmatch.objectives.distill.loss import Divergence
 from rollmatch.objectives.distill.objective import DistillObjective
 from rollmatch.objectives.distill.teacher import Teacher
@@ -38,6 +39,8 @@ def make_objective(config: RunConfig, template: Template, teachers: Sequence[Tea
             policy_rules=_policy_rules(config, template),
             logprob_rules=_logprob_rules(config),
         )
+    if config.custom.teaches_text:
+        return _chat(template)
     return _rollout_matching(config, template)
 
 
@@ -100,6 +103,17 @@ def _policy_rules(config: RunConfig, template: Template) -> PolicyRules:
         max_new_tokens=environment.max_response_tokens if environment.name else rollout.max_new_tokens,
         temperature=rollout.decoding.temperature,
         excluded_ids=template.banned_ids,
+    )
+
+
+def _chat(template: Template) -> ChatObjective:
+    return ChatObjective(
+        chat_of=template.answered_chat,
+        is_cut=template.is_cut,
+        vocabulary=template.vocabulary,
+        mask_rules=MaskRules(),
+        loss_rules=LossRules(coord_ids=()),
+        bin_of=lambda token_id: None,
     )
 
 

@@ -107,7 +107,7 @@ def load_configured_format(config: RunConfig) -> AnswerFormat:
 
 def needs_coord_tokens(config: RunConfig) -> bool:
     """Whether the model's vocabulary must hold the coordinate tokens. Errors: ``AnswerFormatUnknown``."""
-    return not config.custom.learns_from_completions and load_configured_format(config).uses_tokens
+    return config.custom.detects and load_configured_format(config).uses_tokens
 
 
 def load_configured_environment(config: RunConfig) -> MakeEnvironment | None:

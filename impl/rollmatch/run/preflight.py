@@ -140,7 +140,7 @@ def _check_tokenizer(config: RunConfig) -> None:
         vocabulary = Vocabulary.load(model.model, stop_token=model.stop_token, coordinates=needs_coord_tokens(config))
     except ModuleNotFoundError:  # without transformers; the report says that prompts were not counted, either
         return
-    if not config.custom.learns_from_completions:
+    if config.custom.detects:
         check_exact(vocabulary, load_configured_format(config))
 
 

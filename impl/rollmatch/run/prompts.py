@@ -68,23 +68,33 @@ def find_long_answers(config: RunConfig, template: Template, samples: Sequence[S
     limit = config.custom.extra.rollout_matching.max_new_tokens
     if config.custom.learns_from_completions:
         return None
-    from rollmatch.run.objectives import make_objective
-
-    target = cast(RolloutMatchingObjective, make_objective(config, template)).target
     shown = [samples[place] for place in range(0, len(samples), max(1, len(samples) // ANSWERS))]
-    nothing = Rollout(
-        request_id="", prompt_token_ids=(template.pad_id,), response_token_ids=(), stop_id=None, policy_version=0
-    )
-    segments, _ = target.make_segments(shown, [nothing] * len(shown))
-    median = int(median_high(segment.train_len for segment in segments))
+    lengths = _text_lengths(template, shown) if config.custom.teaches_text else _answer_lengths(config, template, shown)
+    median = int(median_high(lengths))
     if median <= limit:
         return None
     return ConfigError(
         f"is {limit}, and half of the true answers have {median} tokens or more: responses would be cut off",
         code="answers-too-long",
         key="custom.extra.rollout_matching.max_new_tokens",
-        remedy=f"Raise it to {max(segment.train_len for segment in segments)}, the longest of {len(shown)}.",
+        remedy=f"Raise it to {max(lengths)}, the longest of {len(shown)}.",
     )
+
+
+def _text_lengths(template: Template, samples: Sequence[Sample]) -> list[int]:
+    turns = [template.answered_ids(sample)[1][-1] for sample in samples]
+    return [end - first for first, end in turns]
+
+
+def _answer_lengths(config: RunConfig, template: Template, samples: Sequence[Sample]) -> list[int]:
+    from rollmatch.run.objectives import make_objective
+
+    target = cast(RolloutMatchingObjective, make_objective(config, template)).target
+    nothing = Rollout(
+        request_id="", prompt_token_ids=(template.pad_id,), response_token_ids=(), stop_id=None, policy_version=0
+    )
+    segments, _ = target.make_segments(samples, [nothing] * len(samples))
+    return [segment.train_len for segment in segments]
 
 
 def fit_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]) -> PromptFit:
@@ -121,11 +131,13 @@ def fit_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]
 
 
 def _lengths_of(template: Template, samples: Sequence[Sample]) -> list[int]:
-    """Tokens of each prompt. Errors: ``BadSamples``."""
+    """Tokens of each prompt; answers are rendered, too. Errors: ``BadSamples``."""
     lengths, errors = list[int](), list[DataError]()
     for sample in samples:
         try:
             lengths.append(template.prompt_length(sample))
+            if sample.answer is not None:
+                template.answered_ids(sample)
         except DataError as error:
             errors.append(error)
     if errors:

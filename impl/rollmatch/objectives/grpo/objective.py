@@ -6,12 +6,12 @@ from statistics import fmean
 
 from rollmatch.data import Reuse
 from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.answers import NUM_SHOWN, describe_answers
 from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages, is_flat
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.reward import Judgement, Reward, Timing, judge_all
 from rollmatch.objectives.grpo.segments import (
     CompletionReport,
-    describe_answers,
     make_reports,
     parts_of,
     policy_segment,
@@ -22,8 +22,6 @@ from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingT
 from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, Played
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment, rounded
 
-NUM_SHOWN = 64
-"""Answers of an evaluation that are written down."""
 NUM_FAILURES = 5
 """Failures of reward functions that are written down per window."""
 
@@ -120,7 +118,8 @@ class GrpoObjective(PolicyGradient):
         for name in ("flat_group_rate", "further_group_rate"):
             metrics.pop(name, None)
         totals = [one.judgement.total for one in made[:NUM_SHOWN]]
-        record = describe_answers(samples, [one.rollout for one in made], totals, vocabulary=self.vocabulary)
+        answers = [self.vocabulary.text(one.rollout.response_token_ids) for one in made[:NUM_SHOWN]]
+        record = describe_answers(samples, answers, {"reward": totals})
         return Evaluated(metrics=metrics | {"num_scenes": float(len(samples))}, record=record, parts=parts)
 
     def _with_spread(

@@ -6,7 +6,6 @@ from statistics import fmean
 
 from rollmatch.data.order import Reuse
 from rollmatch.errors import TargetError
-from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.advantage import is_flat
 from rollmatch.objectives.grpo.reward import Judgement
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
@@ -113,21 +112,4 @@ def parts_of(reports: Sequence[CompletionReport], names: Sequence[str]) -> dict[
     return {
         name: [(0.0, 0.0) if value is None else (float(value), 1.0) for value in column]
         for name, column in columns.items()
-    }
-
-
-def describe_answers(
-    samples: Sequence[Sample], rollouts: Sequence[Rollout], rewards: Sequence[float | None], *, vocabulary: Vocabulary
-) -> dict[str, object]:
-    """The record of an evaluation by rewards: the first answers, as many as there are ``rewards``."""
-    return {
-        "scenes": [],
-        "answers": [
-            {
-                "sample_id": sample.sample_id,
-                "response_text": vocabulary.text(rollout.response_token_ids),
-                "reward": reward,
-            }
-            for sample, rollout, reward in zip(samples, rollouts, rewards, strict=False)
-        ],
     }

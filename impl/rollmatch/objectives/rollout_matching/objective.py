@@ -5,7 +5,7 @@ missed objects. False positives stay as context without labels.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from rollmatch.data import Reuse
@@ -23,30 +23,20 @@ from rollmatch.objectives.rollout_matching.loss import (
     masked_loss,
     masked_loss_of_kept,
 )
-from rollmatch.objectives.rollout_matching.supervision import BinOf, MaskRules, mask_segments
+from rollmatch.objectives.rollout_matching.supervision import IGNORED, BinOf, MaskRules, mask_segments
 from rollmatch.objectives.rollout_matching.target import MatchedRollout, RolloutMatching, RolloutReport
 from rollmatch.records import Rollout, Sample, Segment, Supervision
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutMatchingObjective:
-    """``trainer_variant: rollout_matching_sft``."""
+class LabelledTokens:
+    """The loss of objectives that teach labelled tokens."""
 
-    target: RolloutMatching
-    eval_target: RolloutMatching
     mask_rules: MaskRules
     loss_rules: LossRules
     bin_of: BinOf
     reuse: ClassVar[Reuse] = Reuse()
-    term_names: ClassVar[tuple[str, ...]] = ("loss_ce", "loss_coord")
     wants_logprobs: ClassVar[bool] = False
-
-    def make_segments(
-        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
-    ) -> TrainingTargets:
-        """One segment and one report per sample."""
-        segments, reports = self.target.make_segments(samples, rollouts)
-        return TrainingTargets(segments=tuple((segment,) for segment in segments), reports=tuple(reports))
 
     def supervise(self, segments: Sequence[Segment], *, starts: Sequence[int], num_tokens: int) -> Supervision:
         """Prefix slots and the tail. Errors: as ``mask_segments``."""
@@ -68,6 +58,22 @@ class RolloutMatchingObjective:
         """Cross-entropy of text, and the loss of coordinate slots. Errors: as ``masked_loss``."""
         score_logits = masked_loss_of_kept if batch.is_packed else masked_loss
         return score_logits(logits, supervision=batch.supervision, rules=self.loss_rules, totals=totals)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutMatchingObjective(LabelledTokens):
+    """``trainer_variant: rollout_matching_sft``."""
+
+    target: RolloutMatching
+    eval_target: RolloutMatching
+    term_names: ClassVar[tuple[str, ...]] = ("loss_ce", "loss_coord")
+
+    def make_segments(
+        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
+    ) -> TrainingTargets:
+        """One segment and one report per sample."""
+        segments, reports = self.target.make_segments(samples, rollouts)
+        return TrainingTargets(segments=tuple((segment,) for segment in segments), reports=tuple(reports))
 
     def summarize(self, reports: Sequence[RolloutReport]) -> dict[str, float]:
         """Rates and means, and the number of objects that were appended."""
@@ -92,6 +98,37 @@ class SupervisedObjective(RolloutMatchingObjective):
     def summarize(self, reports: Sequence[RolloutReport]) -> dict[str, float]:
         """How many true objects were taught: an empty response has no quality."""
         return {"appended": float(sum(report.appended for report in reports))}
+
+    def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
+        """As rollout matching, and ``loss``: the mean negative log-probability of the true answers' tokens."""
+        judged = super().evaluate(samples, rollouts, context)
+        empty = [replace(rollout, response_token_ids=(), response_logprobs=None) for rollout in rollouts]
+        segments, _ = self.target.make_segments(samples, empty)
+        loss, parts = validation_loss(segments, context)
+        return replace(judged, metrics={"loss": loss, **judged.metrics}, parts={"loss": parts, **judged.parts})
+
+
+def validation_loss(segments: Sequence[Segment], context: ObjectiveContext) -> tuple[float, list[tuple[float, float]]]:
+    """Mean negative log-probability of the segments' labelled tokens; of each segment its sum and their number.
+
+    All ranks have the same segments, and each scores some of them.
+    """
+    ranks, places = context.ranks, range(context.ranks.rank, len(segments), context.ranks.learner_world_size)
+    scores = context.score([segments[place] for place in places])
+    mine = {place: _nll(segments[place], logprobs) for place, logprobs in zip(places, scores, strict=True)}
+    parts = [part for _, part in sorted(one for each in ranks.gather(mine) for one in each.items())]
+    count = sum(each for _, each in parts)
+    return sum(part for part, _ in parts) / count if count else 0.0, parts
+
+
+def _nll(segment: Segment, logprobs: Sequence[float]) -> tuple[float, float]:
+    unlabelled = {
+        position - segment.prompt_len
+        for position, label in zip(segment.corrected_positions, segment.corrected_labels, strict=True)
+        if label == IGNORED
+    }
+    kept = [logprob for place, logprob in enumerate(logprobs) if place not in unlabelled]
+    return -sum(kept), float(len(kept))
 
 
 def describe_scene(sample: Sample, rollout: Rollout, matched: MatchedRollout, vocabulary: Vocabulary) -> dict[str, Any]:

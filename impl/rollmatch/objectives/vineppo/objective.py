@@ -12,8 +12,9 @@ from rollmatch.data import Reuse
 from rollmatch.environments.continuation import ContinuationRequest, Continuer, Waves
 from rollmatch.environments.trajectory import Cuts, Trajectory
 from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.answers import describe_answers
 from rollmatch.objectives.grpo.loss import PolicyRules
-from rollmatch.objectives.grpo.segments import describe_answers, policy_segment
+from rollmatch.objectives.grpo.segments import policy_segment
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
 from rollmatch.objectives.vineppo.advantage import Normalization, normalize, spread, step_advantages
@@ -122,7 +123,8 @@ class VinePpoObjective(PolicyGradient):
         played = play(samples, rollouts, context)
         returns, rollouts = [one.trajectory.total_return for one in played], [one.rollout for one in played]
         metrics = {"reward": fmean(returns), "num_scenes": float(len(samples))}
-        record = describe_answers(samples, rollouts, returns[:NUM_SHOWN], vocabulary=self.vocabulary)
+        answers = [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts[:NUM_SHOWN]]
+        record = describe_answers(samples, answers, {"reward": returns})
         return Evaluated(metrics=metrics, record=record, parts={"reward": [(each, 1.0) for each in returns]})
 
     def _play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Played]:

@@ -1,0 +1,1 @@
+"""SFT on chats: the assistant's turns are taught."""
