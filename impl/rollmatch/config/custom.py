@@ -175,7 +175,10 @@ class TeacherConfig(Section):
     """Directory of a saved Hugging Face model, or its id on the hub; it is loaded beside the policy, frozen. Its
     tokenizer must have the policy's vocabulary."""
     self: bool = False
-    """The policy itself teaches, with its weights as they are; needs prompt."""
+    """The policy itself teaches, with its weights as they are, unless average is set; needs prompt."""
+    average: PositiveShare | None = None
+    """self teaches with an exponential average of its weights, which keeps this share at each optimizer step; 1 keeps
+    the weights before training, null takes the present ones. Unit: share per optimizer step."""
     prompt: Text | None = None
     """What the teacher is asked in place of the last user message. {question} stands for the text of that message, and
     {name} for the field name of the sample's metadata; {{ and }} are braces. null asks what the policy was asked."""
@@ -203,6 +206,12 @@ class DistillConfig(Section):
     top_k: Count | None = None
     """The teacher's most probable tokens that the divergence distinguishes; all others count as one. divergence needs
     it. Unit: tokens."""
+    lmbda: Share = 1.0
+    """Probability that a generation phase generates; each of the others learns from the data set's own answers, as in
+    GKD. Below 1 it needs answers, loss: divergence, and no rewards that count. Unit: probability."""
+    answers: Text | None = None
+    """The data set's own answer, where lmbda is below 1: {name} stands for the field name of the sample's metadata,
+    {question} for the last user message; {{ and }} are braces."""
 
 
 class SearchConfig(Section):

@@ -8,6 +8,7 @@ from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.errors import ConfigError
 
 DISTILL, GRPO, VARIANT = "custom.extra.distill", "custom.extra.grpo", "custom.trainer_variant"
+OVERLAP = "custom.extra.rollout_matching.overlap"
 TEMPERATURE = "custom.extra.rollout_matching.decoding.temperature"
 OF_THE_GRADIENT = (
     "baseline",
@@ -44,6 +45,52 @@ def _each_teacher(config: RunConfig) -> Iterator[ConfigError]:
         elif teacher.self and teacher.prompt is None:
             problem, remedy = "would teach what it does itself", "Add a prompt, such as one with worked examples."
             yield ConfigError(problem, code="teacher-is-the-policy", key=f"{key}.{place}.prompt", remedy=remedy)
+
+
+def _average(config: RunConfig) -> Iterator[ConfigError]:
+    for place, teacher in enumerate(config.custom.extra.distill.teachers):
+        key = f"{DISTILL}.teachers.{place}.average"
+        if teacher.average is not None and not teacher.self:
+            problem, remedy = (
+                "is set, but only the policy's own weights are averaged",
+                "Remove it, or write self: true.",
+            )
+            yield ConfigError(problem, code="teacher-average-of-another", key=key, remedy=remedy)
+        elif teacher.average is not None and config.training.strategy != "ddp":
+            problem = f"is set, but {config.training.strategy} keeps the weights in parts, or not in float32"
+            remedy = "Set training.strategy to ddp, or remove it."
+            yield ConfigError(problem, code="teacher-average-in-parts", key=key, remedy=remedy)
+
+
+def _off_policy(config: RunConfig) -> Iterator[ConfigError]:
+    extra = config.custom.extra
+    rules, key = extra.distill, f"{DISTILL}.lmbda"
+    if rules.lmbda == 1:
+        if rules.answers is not None:
+            problem, remedy = "is set, but lmbda is 1: all completions are the policy's", "Remove it, or lower lmbda."
+            yield ConfigError(problem, code="off-policy-unused", key=f"{DISTILL}.answers", remedy=remedy)
+        return
+    if rules.answers is None:
+        remedy = 'Write it with fields of the metadata, such as "The answer is {answer}.", or set lmbda to 1.'
+        problem = f"is null, but lmbda is {rules.lmbda:g}: other completions are the data set's own"
+        yield ConfigError(problem, code="off-policy-without-answers", key=f"{DISTILL}.answers", remedy=remedy)
+    if config.custom.trainer_variant != "distill":
+        why, remedy = f"trainer_variant is {config.custom.trainer_variant}", "Set trainer_variant to distill."
+    elif has_policy_gradient(config):
+        why, remedy = (
+            "a policy gradient needs what the policy wrote",
+            "Set loss to divergence, rewards to weight 0.",
+        )
+    elif extra.grpo.beta:
+        why, remedy = "grpo.beta measures a distance at what the policy wrote", "Set grpo.beta to 0."
+    elif extra.grpo.num_generations > 1:
+        why, remedy = "num_generations would repeat each answer", "Set grpo.num_generations to 1."
+    elif extra.rollout_matching.overlap != "off":
+        why, remedy = "overlap requests completions of all phases in advance", "Set overlap to off."
+    else:
+        return
+    problem = f"is {rules.lmbda:g}, but {why}"
+    yield ConfigError(problem, code="off-policy-undefined", key=key, remedy=remedy)
 
 
 def _order(config: RunConfig) -> Iterator[ConfigError]:
@@ -104,6 +151,16 @@ DISTILL_RULES: tuple[Rule, ...] = (
     Rule(reads=(VARIANT, f"{DISTILL}.teachers"), check=_teachers),
     Rule(reads=(f"{DISTILL}.teachers",), check=_each_teacher),
     Rule(reads=(f"{DISTILL}.teachers",), check=_order),
+    Rule(reads=(f"{DISTILL}.teachers", "training.strategy"), check=_average),
+    Rule(
+        reads=(
+            VARIANT,
+            *(f"{DISTILL}.{name}" for name in ("lmbda", "answers", "loss")),
+            *(f"{GRPO}.{name}" for name in ("rewards", "beta", "num_generations")),
+            OVERLAP,
+        ),
+        check=_off_policy,
+    ),
     Rule(reads=(f"{DISTILL}.teachers", TEMPERATURE), check=_temperature),
     Rule(reads=(VARIANT, f"{DISTILL}.loss", f"{DISTILL}.beta", f"{DISTILL}.top_k"), check=_loss),
     Rule(

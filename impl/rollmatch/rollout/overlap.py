@@ -2,6 +2,7 @@
 
 ===================  ===============================================================================
 ``Lockstep``         rollouts of a step are generated, then learnt from
+``Mixed``            the same, with answers of the data set in some steps
 ``Ahead``            rollouts of later windows are generated while the learner learns from this one
 ``WithoutRollouts``  every response is empty; images of the next window are prepared meanwhile
 ===================  ===============================================================================
@@ -13,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from rollmatch.model.images import ImageFeatures
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.prefetch import Prefetch
@@ -21,6 +24,8 @@ from rollmatch.rollout.source import RolloutSource
 
 MakeRequests = Callable[[Sequence[Sample], int], list[RolloutRequest]]
 """(samples, optimizer step) -> their requests, written to the journal."""
+AnswerOf = Callable[[Sample], tuple[int, ...]]
+"""A sample's own answer, without a stop token."""
 
 
 class RequestedWindow(NamedTuple):
@@ -41,6 +46,8 @@ class GeneratedWindow:
     """Optimizer steps since the weights that generated a rollout -> number of rollouts; empty: none."""
     features: dict[int, ImageFeatures] | None = None
     """Of the samples' images, by sample id, where they are known already."""
+    is_given: bool = False
+    """The data set's own answers stand in place of rollouts: nothing was generated."""
 
 
 class Overlap(Protocol):
@@ -79,6 +86,24 @@ class Lockstep:
         (window,) = windows
         self.source.template.preparation.begin(window.samples)
         return GeneratedWindow(rollouts=self.source.roll_out(window.samples, window.step, purpose="train"))
+
+
+class Mixed(Lockstep):
+    """As ``Lockstep``, but the data set's own answers in place of the rollouts of some windows (GKD's ``lmbda``)."""
+
+    def __init__(self, source: RolloutSource, *, share: float, answer_of: AnswerOf) -> None:
+        super().__init__(source)
+        self.share, self.answer_of = share, answer_of
+
+    def rollout(self, windows: Sequence[RequestedWindow]) -> GeneratedWindow:
+        """As ``Overlap``; all ranks, and a run that is resumed, generate at the same steps."""
+        window, template = windows[0], self.source.template
+        if np.random.default_rng([self.source.run_seed, window.step, 2]).random() < self.share:
+            return super().rollout(windows)
+        template.preparation.begin(window.samples)
+        features = template.preparation.collect(window.samples)
+        rollouts = given_rollouts(self.source, window, features, self.answer_of)
+        return GeneratedWindow(rollouts=rollouts, features=features, is_given=True)
 
 
 class Ahead:
@@ -165,16 +190,22 @@ class WithoutRollouts:
         features = template.preparation.collect(window.samples)
         for coming in windows[1:]:
             template.preparation.begin(coming.samples)
-        rollouts = []
-        for index, sample in enumerate(window.samples):
-            prompt = template.expand(template.prompt_token_ids(sample), features[sample.sample_id])
-            rollouts.append(
-                Rollout(
-                    request_id=f"{window.step}.{self.source.ranks.rank}.{index}",
-                    prompt_token_ids=prompt,
-                    response_token_ids=(),
-                    stop_id=template.vocabulary.stop_id,
-                    policy_version=self.source.policy_version,
-                )
-            )
+        rollouts = given_rollouts(self.source, window, features, lambda sample: ())
         return GeneratedWindow(rollouts=rollouts, features=features)
+
+
+def given_rollouts(
+    source: RolloutSource, window: RequestedWindow, features: Mapping[int, ImageFeatures], answer_of: AnswerOf
+) -> list[Rollout]:
+    """Responses that nobody generated, as if the policy had written them."""
+    template = source.template
+    return [
+        Rollout(
+            request_id=f"{window.step}.{source.ranks.rank}.{index}",
+            prompt_token_ids=template.expand(template.prompt_token_ids(sample), features[sample.sample_id]),
+            response_token_ids=answer_of(sample),
+            stop_id=template.vocabulary.stop_id,
+            policy_version=source.policy_version,
+        )
+        for index, sample in enumerate(window.samples)
+    ]

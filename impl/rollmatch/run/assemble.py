@@ -30,7 +30,7 @@ from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.overlap import Ahead, Lockstep, Overlap, WithoutRollouts
+from rollmatch.rollout.overlap import Ahead, Lockstep, Mixed, Overlap, WithoutRollouts
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.source import RolloutSource
@@ -42,7 +42,7 @@ from rollmatch.run.plugins import needs_coord_tokens
 from rollmatch.run.preflight import check_training_arguments
 from rollmatch.run.strategy import complete, strategy_arguments
 from rollmatch.run.strategy_check import LAUNCHER_FIELDS
-from rollmatch.run.teachers import make_teachers
+from rollmatch.run.teachers import answer_of, averages_of, make_teachers
 from rollmatch.training.learner import Learner
 from rollmatch.weights.named_weights import largest_rank
 
@@ -132,7 +132,7 @@ def make_parts(
 ) -> TrainerParts:
     """All parts, ready. Starts the rollout engine or connects to the servers, the slowest part."""
     rules = config.custom.extra.rollout_matching
-    objective = make_taught_objective(config, template)
+    objective = make_taught_objective(config, template, policy=model)
     temperature = None if config.custom.learns_from_rollouts else 1.0  # that of the losses: nothing is sampled
     decoding = replace(make_decoding(rules, temperature=temperature), logprobs=objective.wants_logprobs)
     source = make_source(config, model, template, journal=journal, ranks=ranks)
@@ -152,14 +152,19 @@ def make_parts(
             is_kept=template.vocabulary.is_control,
             image_id=template.image_id,
         ),
+        averages=averages_of(objective),
     )
     logged_completions = config.training.logged_completions if config.custom.learns_from_rollouts else 0
     return TrainerParts(source, make_overlap(config, source), learner, logged_completions)
 
 
-def make_taught_objective(config: RunConfig, template: Template) -> Objective:
-    """The objective, with the teachers that it has. Errors: those of ``make_objective`` and ``make_teachers``."""
-    return make_objective(config, template, make_teachers(config, template, partial(_load_teacher, config)))
+def make_taught_objective(config: RunConfig, template: Template, *, policy: torch.nn.Module | None = None) -> Objective:
+    """The objective, with the teachers that it has; ``policy``: as ``make_teachers``.
+
+    Errors: those of ``make_objective`` and ``make_teachers``.
+    """
+    teachers = make_teachers(config, template, partial(_load_teacher, config), policy=policy)
+    return make_objective(config, template, teachers)
 
 
 def make_source(
@@ -202,6 +207,9 @@ def make_overlap(config: RunConfig, source: RolloutSource) -> Overlap:
     rules = config.custom.extra.rollout_matching
     if not config.custom.learns_from_rollouts:
         return WithoutRollouts(source)
+    if config.custom.extra.distill.lmbda < 1:
+        answers = answer_of(config, source.template)
+        return Mixed(source, share=config.custom.extra.distill.lmbda, answer_of=answers)
     if rules.overlap == "off":
         return Lockstep(source)
     lead = effective.num_windows_ahead(config)

@@ -14,19 +14,31 @@ from rollmatch.data import BadSamples, spread
 from rollmatch.dialects.http import ReplyMalformed, ServerRefused
 from rollmatch.dialects.vllm.teacher import TeacherServer, first_difference_in_text, num_ids_of
 from rollmatch.errors import ConfigError, DataError
+from rollmatch.learn.average import WeightAverage
 from rollmatch.model.source import num_positions
 from rollmatch.model.template import Template
+from rollmatch.objectives.distill.objective import DistillObjective
 from rollmatch.objectives.distill.prompt import TeacherPrompt
 from rollmatch.objectives.distill.teacher import Answers, LocalAnswers, ServerAnswers, Teacher, teacher_of
+from rollmatch.objectives.protocol import Objective
 from rollmatch.records import Sample
+from rollmatch.rollout.overlap import AnswerOf
 from rollmatch.server.settings import KEY_VARIABLE
 
 TRY_S = 60.0
 """Longest call that tries a server."""
 
 
-def make_teachers(config: RunConfig, template: Template, load: Callable[[str], nn.Module] | None) -> list[Teacher]:
+def make_teachers(
+    config: RunConfig,
+    template: Template,
+    load: Callable[[str], nn.Module] | None,
+    *,
+    policy: nn.Module | None = None,
+) -> list[Teacher]:
     """What ``distill.teachers`` names. ``load`` reads a frozen model from its directory; None leaves models out.
+
+    ``policy``: whose weights an ``average`` is of; None leaves averages out.
 
     Errors: ``teacher-prompt-malformed``.
     """
@@ -35,12 +47,22 @@ def make_teachers(config: RunConfig, template: Template, load: Callable[[str], n
         prompt, prompt_of = _prompt_of(entry, place, template), None
         if prompt is not None:
             prompt_of = partial(_prompt_ids, template=template, prompt=prompt)
-        answers: Answers = LocalAnswers(model=load(entry.model) if load and entry.model else None)
+        average = None
+        if policy is not None and entry.average is not None:
+            average = WeightAverage(policy, keep=entry.average)
+        answers: Answers = LocalAnswers(model=load(entry.model) if load and entry.model else None, average=average)
         if entry.base_url is not None:
             server = _server_of(entry.base_url)
             answers = ServerAnswers(server=server, timeout_s=entry.timeout_s)
         made.append(Teacher(answers=answers, weight=entry.weight, when=entry.when, prompt_of=prompt_of))
     return made
+
+
+def averages_of(objective: Objective) -> tuple[WeightAverage, ...]:
+    """Averages of the policy that teach."""
+    teachers = objective.teachers if isinstance(objective, DistillObjective) else ()
+    found = [one.answers.average for one in teachers if isinstance(one.answers, LocalAnswers)]
+    return tuple(average for average in found if average is not None)
 
 
 def check_teachers(config: RunConfig, template: Template, *splits: Sequence[Sample]) -> None:
@@ -59,6 +81,7 @@ def check_teachers(config: RunConfig, template: Template, *splits: Sequence[Samp
             _check_server(template, _server_of(entry.base_url), top_k=top_k, key=key)
     if entries:
         _check_top_k(config, template)
+        _check_answers(config, template, [sample for samples in splits for sample in spread(samples)])
         _check_prompts(config, template, [sample for samples in splits for sample in spread(samples)])
 
 
@@ -144,6 +167,31 @@ def _check_prompts(config: RunConfig, template: Template, samples: Sequence[Samp
             remedy = "Shorten its prompt, lower max_new_tokens, or take another teacher."
             key = f"{DISTILL}.teachers.{place}"
             raise ConfigError(problem, code="teacher-too-short", key=key, remedy=remedy)
+    if errors:
+        raise BadSamples(errors)
+
+
+def answer_of(config: RunConfig, template: Template) -> AnswerOf:
+    """A sample's own answer as the ids of a response, by ``distill.answers``."""
+    text = TeacherPrompt(text=config.custom.extra.distill.answers or "", key=f"{DISTILL}.answers", user=template.user)
+    return lambda sample: template.vocabulary.encode(text.fill(sample))
+
+
+def _check_answers(config: RunConfig, template: Template, samples: Sequence[Sample]) -> None:
+    rules, longest = config.custom.extra.distill, config.custom.extra.rollout_matching.max_new_tokens
+    if rules.answers is None:
+        return
+    find, errors = answer_of(config, template), list[DataError]()
+    for sample in samples:
+        try:
+            length = len(find(sample)) + 1
+        except DataError as error:
+            errors.append(error)
+            continue
+        if length > longest:
+            problem, remedy = f"has an answer of {length} tokens, its end included", f"Shorten it to {longest}, the "
+            remedy += "max_new_tokens of rollout_matching, or raise that."
+            errors.append(DataError(problem, code="off-policy-answer-too-long", key=sample.origin, remedy=remedy))
     if errors:
         raise BadSamples(errors)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import TrainingArguments
 
 from rollmatch.data import WindowPlan
+from rollmatch.learn.average import WeightAverage
 from rollmatch.learn.batch import Batcher
 from rollmatch.model.source import step_of
 from rollmatch.records import Sample, Segment
@@ -21,6 +22,9 @@ from rollmatch.training.packer_state import (
     write_packer_state,
 )
 
+AVERAGE_FILE = "average-{place}.safetensors"
+"""Of a checkpoint: an average of the policy's weights."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointer:
@@ -31,6 +35,7 @@ class Checkpointer:
     batcher: Batcher
     plan: WindowPlan
     samples: Sequence[Sample]
+    averages: Sequence[WeightAverage]
 
     @property
     def has_packer_state(self) -> bool:
@@ -47,6 +52,8 @@ class Checkpointer:
             write_packer_state(folder, packer_state(waiting, targets, step=step), rank=ranks.rank)
         if ranks.is_primary:
             saved_learner(self.arguments, ranks.learner_world_size).write(folder)
+            for place, average in enumerate(self.averages):
+                average.save(folder / AVERAGE_FILE.format(place=place))
         ranks.barrier()
         with sealing(folder, self.arguments, ranks):
             yield
@@ -55,10 +62,12 @@ class Checkpointer:
     def restore(self, checkpoint: Path) -> WindowTargets | None:
         """Put segments that waited back into the packer; returns the window under way, if there was one.
 
-        Errors: ``resume-other-learner``, ``carry-unfit``.
+        Errors: ``resume-other-learner``, ``carry-unfit``, ``average-missing``.
         """
         ranks = self.source.ranks
         saved_learner(self.arguments, ranks.learner_world_size).check(checkpoint)
+        for place, average in enumerate(self.averages):
+            average.restore(checkpoint / AVERAGE_FILE.format(place=place))
         if not self.has_packer_state:
             return None
         state = read_packer_state(checkpoint, self.samples, rank=ranks.rank)

@@ -6,6 +6,7 @@ from typing import cast
 
 from torch import nn
 
+from rollmatch.learn.average import WeightAverage
 from rollmatch.learn.batch import Batcher, MicroBatch
 from rollmatch.learn.head import Scoring
 from rollmatch.learn.pack import Packer
@@ -28,6 +29,8 @@ class Learner:
     """Whether segments that wait for a row of a later step need old log-probabilities."""
     lengths: LengthRules
     """The longest segment."""
+    averages: tuple[WeightAverage, ...] = ()
+    """Of the policy's weights, kept up to date by the trainer and saved with it."""
 
     def with_reference(self, model: nn.Module, batch: MicroBatch, scoring: Scoring) -> MicroBatch:
         """The micro-batch with log-probabilities of the policy without its adapters."""

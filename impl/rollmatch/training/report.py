@@ -117,6 +117,8 @@ class StepReport:
     phase_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     rollouts: Sequence[Rollout] = ()
     """Of the window, at its first step; empty at the steps that learn from them again."""
+    is_given: bool = False
+    """Whether ``rollouts`` are the data set's own answers, so that nothing was generated."""
     num_rollout_tokens: int | None = None
     """Of all turns, where ``rollouts`` are only the first ones."""
     summary: Mapping[str, float] = field(default_factory=dict)
@@ -195,7 +197,8 @@ class StepReport:
 
     def figures(self) -> dict[str, float]:
         """Flat numbers of this rank's step; rates and means as the objective's ``summarize`` defines them."""
-        waited_for = sum(len(rollout.response_token_ids) for rollout in self.rollouts)
+        generated = () if self.is_given else self.rollouts
+        waited_for = sum(len(rollout.response_token_ids) for rollout in generated)
         rollout_tokens = waited_for if self.num_rollout_tokens is None else self.num_rollout_tokens
         learn_tokens = sum(batch.num_tokens for batch in self.batches)
         batches, fills = self.batches, [batch.fill for batch in self.batches]

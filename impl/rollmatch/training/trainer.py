@@ -19,12 +19,13 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer, TrainerControl, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainingArguments
 
 from rollmatch.config.strategy import KEY, Strategy
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.data.order import check_order
 from rollmatch.errors import LaunchError, LearnError, first_line
+from rollmatch.learn.average import WeightAverage
 from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import Passes
 from rollmatch.learn.head import Logits, Scoring
@@ -93,6 +94,8 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         self.has_begun = False
         """Whether this process has begun a step: before, what is in memory is no step's."""
         self.scoring = Scoring(head_worth_avoiding(self.model))
+        if learner.averages:
+            self.add_callback(AverageWeights(learner.averages))
         self._is_split = False
         self._even_gradients: EvenGradients | None = None
         """What gives all ranks gradients of the same weights from every pass; None: they have them by themselves."""
@@ -106,6 +109,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             batcher=self.learner.batcher,
             plan=self.plan,
             samples=self.train_dataset,
+            averages=self.learner.averages,
         )
 
     def train(self, *arguments: Any, **named: Any) -> Any:
@@ -162,6 +166,12 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         with report.phase("rollout"):
             generated = self.overlap.rollout(list(self._requested(window)))
         report.rollouts, report.staleness = generated.rollouts, generated.staleness
+        if generated.is_given:
+            report.is_given = True
+            num_tokens = sum(len(rollout.response_token_ids) for rollout in generated.rollouts)
+            num_answers = len(generated.rollouts)
+            self.source.journal.write("given", step=report.step, num_answers=num_answers, num_tokens=num_tokens)
+            return generated
         event = report.generated(generated.rollouts, policy_version=self.source.policy_version)
         self.source.journal.write("generated", purpose="train", **event)
         return generated
@@ -491,6 +501,23 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         step = self.state.global_step
         with self.checkpointer.saving(step, self._waiting(step), self.window_targets):
             super()._save_checkpoint(model, trial)
+
+
+class AverageWeights(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """Keeps averages of the policy up to date."""
+
+    def __init__(self, averages: Sequence[WeightAverage]) -> None:
+        self.averages = averages
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        """Begin with the policy, or with what a checkpoint has."""
+        for average in self.averages:
+            average.begin()
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        """Once for each optimizer step."""
+        for average in self.averages:
+            average.update()
 
 
 def _exchanges_tower(model: nn.Module, settings: Mapping[str, object]) -> bool:

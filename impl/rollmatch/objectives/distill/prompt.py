@@ -13,7 +13,7 @@ QUESTION = "question"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherPrompt:
-    """``prompt`` of a teacher."""
+    """``prompt`` of a teacher, or ``answers`` of the data set."""
 
     text: str
     key: str
@@ -39,6 +39,19 @@ class TeacherPrompt:
             raise self._malformed(f"{{{wrong[0]}}} is no plain name")
         return tuple(dict.fromkeys(name for name in found if name != QUESTION))
 
+    def fill(self, sample: Sample) -> str:
+        """The text with the sample's fields. Errors: ``teacher-prompt-field``."""
+        messages = self._messages(sample)
+        last = max((place for place, (role, _) in enumerate(messages) if role == "user"), default=None)
+        missing = [name for name in self.names if name not in sample.metadata]
+        if missing or last is None:
+            problem = f"has no metadata field {missing[0]}" if missing else "has no message of the user's"
+            remedy = f"Add it, or leave it out of {self.key}."
+            raise DataError(problem, code="teacher-prompt-field", key=sample.origin, remedy=remedy)
+        return self.text.format_map(
+            {name: sample.metadata[name] for name in self.names} | {QUESTION: messages[last][1]}
+        )
+
     def ask(self, sample: Sample) -> Sample:
         """The sample with this question in place of its last user message. Errors: ``teacher-prompt-field``.
 
@@ -46,16 +59,12 @@ class TeacherPrompt:
         >>> TeacherPrompt(text="{question} It is {answer}.", key="prompt", user="").ask(asked).messages
         (('user', '2+2? It is 4.'),)
         """
-        messages = sample.messages or (("user", IMAGE_TAG * len(sample.images) + self.user),)
-        last = max((place for place, (role, _) in enumerate(messages) if role == "user"), default=None)
-        missing = [name for name in self.names if name not in sample.metadata]
-        if missing or last is None:
-            problem = f"has no metadata field {missing[0]}" if missing else "has no message of the user's"
-            remedy = f"Add it, or leave it out of {self.key}."
-            raise DataError(problem, code="teacher-prompt-field", key=sample.origin, remedy=remedy)
-        fields = {name: sample.metadata[name] for name in self.names} | {QUESTION: messages[last][1]}
-        asked = (*messages[:last], ("user", self.text.format_map(fields)), *messages[last + 1 :])
-        return replace(sample, messages=asked)
+        text, messages = self.fill(sample), self._messages(sample)
+        last = max(place for place, (role, _) in enumerate(messages) if role == "user")
+        return replace(sample, messages=(*messages[:last], ("user", text), *messages[last + 1 :]))
+
+    def _messages(self, sample: Sample) -> tuple[tuple[str, str], ...]:
+        return sample.messages or (("user", IMAGE_TAG * len(sample.images) + self.user),)
 
     def _malformed(self, problem: str) -> ConfigError:
         remedy = "Write {question} or {name of a metadata field}; {{ and }} are braces."

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from torch import nn
 from rollmatch.dialects.vllm.client import MAX_CALLS
 from rollmatch.dialects.vllm.teacher import TeacherServer
 from rollmatch.errors import RolloutError
+from rollmatch.learn.average import WeightAverage
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.records import Sample, Segment, Teaching
 from rollmatch.rollout.retry import Pause, call_with_retries
@@ -35,11 +37,14 @@ class LocalAnswers:
     """A model in the learner's process."""
 
     model: nn.Module | None
-    """None: the policy, with its weights as they are."""
+    """None: the policy."""
+    average: WeightAverage | None = None
+    """Weights that the policy teaches with; None: those that it has."""
 
     def __call__(self, segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int) -> list[Teaching]:
         """By a forward pass."""
-        return context.teach(segments, model=self.model, top_k=top_k)
+        with nullcontext() if self.average is None else self.average.in_place():
+            return context.teach(segments, model=self.model, top_k=top_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
