@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 STEEP = 1e4
 """A gradient's norm above which float32 says nothing of its small elements, which Adam moves like large ones."""
 FIGURES = ("loss", "grad_norm", "kl", "clip_share", "ratio_mean", "drift", "correction_mean", "entropy")
-FIGURES += ("loss_ce", "loss_coord")
+FIGURES += ("loss_ce", "loss_coord", "teacher_kl", "divergence")
 DROPOUT = functional.dropout
 
 
@@ -117,6 +117,11 @@ def write(draw: dict, folder: Path, directory: Path, named: dict) -> None:
     own |= {f"custom.{split}_jsonl": str(folder / "data.jsonl") for split in ("train", "val")}
     own |= {"training.output_dir": str(folder / "run"), "training.report_to": "none", "training.learner_threads": 1}
     own |= {"training.save_steps": 1, "training.save_total_limit": None}
+    if entries := draw["keys"].get("custom.extra.distill.teachers"):
+        own_model = {"model": str(directory)}
+        named = named | {
+            "custom.extra.distill.teachers": [one if one.get("self") else own_model | one for one in entries]
+        }
     (folder / "run.yaml").write_text(yaml.safe_dump(tree_of(own | draw["keys"] | named), sort_keys=False))
     (folder / "draw.json").write_text(json.dumps(draw, indent=1))
 
@@ -224,6 +229,8 @@ def texts(requests: list) -> list[str]:
 def headline(before: dict, after: dict, oracle: Oracle) -> str:
     """What the run's page says first; one sample shows no change beyond noise."""
     name, subject = ("reward", "Mean reward") if oracle.is_paid else ("f1", "F1")
+    if name not in before:
+        name, subject = "teacher_logprob", "Log-probability by the teacher"
     old, new = before[name], after[name]
     if abs(new - old) < 5e-4:
         return f"{subject} stayed at {new:.3f}"

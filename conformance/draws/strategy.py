@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from conformance.draws.models import PACKABLE
-from conformance.oracle.defaults import E, G, R, T, V
+from conformance.oracle.defaults import D, E, G, R, T, V
 from conformance.oracle.script import BOXES, NAMES
 
 HERE = "conformance.oracle.rewards"
@@ -44,21 +44,27 @@ def runs(draw, ranks=None):
     def one_of(*values):
         return draw(st.sampled_from(values))
 
-    variant = one_of("grpo", "grpo", "vineppo", "vineppo_mcts", "rollout_matching_sft", "sft")
+    variant = one_of("grpo", "grpo", "distill", "vineppo", "vineppo_mcts", "rollout_matching_sft", "sft")
     made = {"keys": {"custom.trainer_variant": variant}, "servers": []}
     is_paid = variant not in ("sft", "rollout_matching_sft")
     made["family"] = one_of("qwen3", "llama", "granite", "gemma3_text", "qwen3_vl") if is_paid else "qwen3_vl"
     made["keys"] |= _training(one_of, made) | _decoding(one_of)
-    if variant.startswith("vineppo") or variant == "rollout_matching_sft" or (variant == "grpo" and one_of(1, 0)):
+    if (
+        variant.startswith("vineppo")
+        or variant == "rollout_matching_sft"
+        or (variant in ("grpo", "distill") and one_of(1, 0))
+    ):
         _servers(one_of, made)
     else:
         made["keys"] |= {f"{R}.rollout_backend": "hf", f"{R}.rollout_generate_batch_size": one_of(1, 3)}
     made["keys"] |= _grpo(one_of, variant) | _vineppo(one_of) if is_paid else _matching(one_of, made)
+    if variant == "distill":
+        _distill(one_of, made)
     if made["servers"] and variant == "grpo" and not any(one.get("fails") for one in made["servers"]):
         _world(one_of, made)
     made["samples"] = [_sample(one_of, made, number) for number in range(one_of(3, 5, 8))]
     _tuner(one_of, made)
-    if made["servers"] and not any(one.get("fails") for one in made["servers"]) and variant == "grpo":
+    if made["servers"] and not any(one.get("fails") for one in made["servers"]) and variant in ("grpo", "distill"):
         _ahead(one_of, made)
     number = ranks or one_of(2, 3) if ranks or draw(st.integers(0, 99)) >= 100 - 100 * COSTLY else 1
     if number > 1 and "dropout" not in made:
@@ -146,6 +152,33 @@ def _grpo(one_of, variant):
     return {f"{G}.{name}": value for name, value in keys.items()}
 
 
+TEACHERS = (
+    [{"prompt": "{question}{a}"}],
+    [{"self": True, "prompt": "{question} {a}", "weight": 0.5}],
+    [{"self": True, "prompt": "{a}{question}", "average": 0.5}],
+    [{"weight": 2.0, "when": {"kind": 1}}, {"self": True, "prompt": "{question}{a}"}],
+)
+"""Entries; those without ``self`` name the model before training."""
+OF_THE_GRADIENT = ("baseline", "scale_rewards", "epsilon", "epsilon_high", "ratio_cap", "old_logprobs")
+
+
+def _distill(one_of, made):
+    """Teachers, with rewards or without; a divergence without rewards has no policy gradient."""
+    keys = made["keys"]
+    keys |= {f"{D}.teachers": one_of(*TEACHERS)}
+    if one_of(1, 0, 0):
+        keys |= {f"{D}.loss": "divergence", f"{D}.beta": one_of(0, 0.3, 1), f"{D}.top_k": one_of(1, 4, 20)}
+    if one_of(0, 1):
+        return
+    keys |= {f"{G}.rewards": [], f"{G}.num_generations": one_of(1, 2)}
+    if f"{D}.loss" in keys:
+        for name in OF_THE_GRADIENT:
+            keys.pop(f"{G}.{name}")
+        keys.pop(f"{G}.correction_cap")
+        if keys[f"{G}.num_generations"] == 1 and keys[f"{G}.beta"] == 0:
+            keys |= one_of({}, {f"{D}.lmbda": 0.5, f"{D}.answers": "{a}"})
+
+
 def _vineppo(one_of):
     keys = {
         "num_continuations": one_of(2, 3),
@@ -188,6 +221,13 @@ def _matching(one_of, made):
 
 
 def _sample(one_of, made, number):
+    one = _asked(one_of, made, number)
+    if made["keys"]["custom.trainer_variant"] == "distill":
+        one |= {"metadata": {"a": one_of("1", "b.", " a"), "kind": one_of(0, 1)}}
+    return one
+
+
+def _asked(one_of, made, number):
     """With one to three pictures, in any message, where the family takes them; prompts differ."""
     pictures = [f"{one_of(*SIZES)}-{number}{i}.png" for i in range(one_of(0, 1, 2, 3))]
     if made["keys"]["custom.trainer_variant"] in ("sft", "rollout_matching_sft"):
@@ -247,9 +287,9 @@ def _ahead(one_of, made):
     """Rollouts of later windows are requested while the learner learns."""
     keys = made["keys"]
     length = keys[f"{G}.steps_per_generation"] * keys[f"{G}.num_iterations"]
-    if one_of(0, 1) and f"{T}.packing" not in keys and f"{E}.name" not in keys:
+    if one_of(0, 1) and f"{T}.packing" not in keys and f"{D}.lmbda" not in keys and f"{E}.name" not in keys:
         keys.pop(f"{G}.dynamic_sampling.max_rounds", None)
         keys |= {f"{R}.overlap": "ahead", f"{R}.max_staleness": 2 * length - 1 + one_of(0, 1)}
         keys |= one_of({}, {f"{R}.pieces_per_server": 2})
-        if keys[f"{G}.correction_cap"] is None:
+        if keys.get(f"{G}.correction_cap", 2.0) is None:
             keys[f"{G}.old_logprobs"] = "server"

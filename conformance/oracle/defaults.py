@@ -1,7 +1,7 @@
 """Defaults of the keys that the oracle reads, from the reference, and keys as a tree."""
 
 R, G, T, V = "custom.extra.rollout_matching", "custom.extra.grpo", "training", "custom.extra.vineppo"
-E = "custom.extra.environment"
+E, D = "custom.extra.environment", "custom.extra.distill"
 _DEFAULTS = {
     "overlong": "error",
     "tuner": {"train_type": "full", "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0, "use_dora": False}
@@ -19,6 +19,7 @@ _DEFAULTS = {
     V: {"num_continuations": 9, "first_continuations": None, "siblings": "none", "steps": "lines", "step_tokens": 100}
     | {"step_probability": 0.9, "step_every": 5, "answer_mark": "", "max_steps": None, "normalization": "whiten"}
     | {"unfinished_return": 0.0},
+    D: {"teachers": [], "loss": "sampled", "beta": None, "top_k": None, "lmbda": 1.0, "answers": None},
     f"{V}.search": {"num_rounds": 4, "num_per_round": 8, "num_least": 3},
     T: {"seed": 42, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 1e-5}
     | {"lr_scheduler_type": "linear", "warmup_steps": 0.0, "weight_decay": 0.0, "max_grad_norm": 1.0}

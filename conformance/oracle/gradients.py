@@ -9,6 +9,8 @@ import re
 
 import torch
 
+from conformance.oracle.teachers import divergence
+
 
 def group_advantages(groups, *, baseline, scale, everyone=None):
     """Of groups of rewards (None: not judged), as lists; ``everyone``: all rewards of the step, for ``batch``."""
@@ -36,10 +38,11 @@ def deviation(values):
     return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else 0.0
 
 
-def policy_step(completions, logprobs_of, rules, *, limit):
+def policy_step(completions, rows_of, rules, *, limit, distill=None):
     """The loss, with its graph, and the figures of a step over all its completions.
 
-    ``logprobs_of(completion)``: [T] of its target by the policy as it is now.
+    ``rows_of(completion)``: [T, V] log-probabilities at its target by the policy as it is now. ``distill``: keys of
+    that section; then completions have ``teacher``, as ``rows_of``, and ``weight``.
     """
     low, high = 1 - rules["epsilon"], 1 + (rules["epsilon"] if rules["epsilon_high"] is None else rules["epsilon_high"])
     written = [c["written"] or [True] * len(c["target"]) for c in completions]
@@ -49,12 +52,21 @@ def policy_step(completions, logprobs_of, rules, *, limit):
     for completion, mask in zip(completions, written, strict=True):
         if completion["masked"]:
             continue
-        now = logprobs_of(completion)
+        rows = rows_of(completion)
+        now = [row[token] for row, token in zip(rows, completion["target"], strict=True)]
         for place, is_mine in enumerate(mask):
             if not is_mine:
                 continue
             p, advantage = now[place], completion["advantages"][place]
             old = p.detach() if completion["old"] is None else completion["old"][place]
+            taught, apart = 0.0, 0.0
+            if distill is not None:
+                weight, theirs = completion["weight"], completion["teacher"][place]
+                taught = p.detach() - theirs[completion["target"][place]]
+                if distill["loss"] == "sampled":
+                    advantage = advantage + weight * float(theirs[completion["target"][place]] - old)
+                else:
+                    apart = divergence(rows[place], theirs, beta=distill["beta"], top_k=distill["top_k"])
             ratio = torch.exp(p - old)
             held = torch.clamp(ratio, max=rules["ratio_cap"]) if rules["ratio_cap"] is not None else ratio
             gain = torch.minimum(held * advantage, torch.clamp(ratio, low, high) * advantage)
@@ -63,10 +75,12 @@ def policy_step(completions, logprobs_of, rules, *, limit):
                 if completion["sampled"] is None
                 else torch.as_tensor(old - completion["sampled"][place])
             )
-            weight = min(math.exp(drift), rules["correction_cap"]) if rules["correction_cap"] is not None else 1.0
+            cap = rules["correction_cap"]
+            correction = min(math.exp(drift), cap) if cap is not None else 1.0
             far = 0.0 if completion["reference"] is None else completion["reference"][place] - p
             kl = torch.exp(torch.as_tensor(far)) - far - 1
-            loss = -gain * weight + rules["beta"] * kl
+            loss = -gain * correction + rules["beta"] * kl
+            loss = loss + (completion["weight"] * apart if distill is not None else 0.0)
             if rules["normalize"] == "sequence":
                 loss = loss / sum(mask)
             total = total + loss / counted[rules["normalize"]]
@@ -74,7 +88,8 @@ def policy_step(completions, logprobs_of, rules, *, limit):
             unsure |= abs(advantage) < 1e-9 or min(abs(r - low), abs(r - high)) < 1e-4
             is_clipped = (r < low and advantage < 0) or (r > high and advantage > 0)
             seen = {"kl": kl, "clip_share": is_clipped, "ratio_mean": r, "drift": abs(float(drift))}
-            seen |= {"correction_mean": weight, "entropy": -p}
+            seen |= {"correction_mean": correction, "entropy": -p}
+            seen |= {"teacher_kl": taught, "divergence": apart} if distill is not None else {}
             num += 1
             figures = {
                 name: figures.get(name, 0.0) + float(torch.as_tensor(value).detach()) for name, value in seen.items()

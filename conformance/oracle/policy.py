@@ -114,10 +114,14 @@ class Policy:
         return torch.func.functional_call(self.model, changed, (), inputs).logits[0]
 
     def logprobs(self, one: dict, *, temperature, banned, adapted=True) -> torch.Tensor:
-        """[T] of a completion's target, by softmax(logits / temperature) without the banned ids."""
+        """[T] of a completion's target."""
+        rows = self.distribution(one, temperature=temperature, banned=banned, adapted=adapted)
+        return torch.stack([row[token] for row, token in zip(rows, one["target"], strict=True)])
+
+    def distribution(self, one: dict, *, temperature, banned, adapted=True) -> torch.Tensor:
+        """[T, V] of all ids at a completion's target, by softmax(logits / temperature) without the banned ids."""
         logits = self.logits([*one["expanded"], *one["target"]], one["images"], adapted=adapted).double()
         logits = logits[len(one["expanded"]) - 1 : -1] / temperature
         if banned:
             logits = logits.index_fill(1, torch.tensor(list(banned)), -torch.inf)
-        rows = zip(logits, one["target"], strict=True)
-        return torch.stack([row[token] - torch.logsumexp(row, 0) for row, token in rows])
+        return torch.log_softmax(logits, -1)

@@ -11,13 +11,14 @@ import torch
 from PIL import Image
 
 from conformance.oracle import echo, matching, values
-from conformance.oracle.defaults import DEFAULTS, E, G, R, T, V, below
+from conformance.oracle.defaults import DEFAULTS, D, E, G, R, T, V, below
 from conformance.oracle.gradients import Optimizer, group_advantages, policy_step
 from conformance.oracle.plan import rows_of, seed_of, windows
 from conformance.oracle.policy import PICTURE, Policy, words_of
 from conformance.oracle.rewards import pay
 from conformance.oracle.sampling import sample
 from conformance.oracle.script import write
+from conformance.oracle.teachers import teacher_of
 
 
 @dataclass
@@ -65,23 +66,33 @@ class Oracle:
         self.optimizer = Optimizer(below(self.keys, T), self.num_steps)
         self.version, self.synced, self.calls = 0, {}, []
         self.waiting = [[] for _ in range(self.ranks)]
-        self.is_paid = self.variant in ("grpo", "vineppo", "vineppo_mcts")
+        self.is_paid = self.variant in ("grpo", "distill", "vineppo", "vineppo_mcts")
+        self.is_grouped, self.distill = self.variant in ("grpo", "distill"), below(self.keys, D)
+        has_gradient = self.variant != "distill" or self.distill["loss"] == "sampled" or bool(self.rules["rewards"])
+        self.corrects = has_gradient and self.rules["correction_cap"] is not None
+        self.corrects &= self.rules["old_logprobs"] == "recomputed"
+        self.scores_before = has_gradient and self.rules["old_logprobs"] == "recomputed"
+        self.means = [Policy(directory, tuner) if "average" in one else None for one in self.distill["teachers"]]
         self.repeats = self.rules["num_generations"] if self.is_paid else 1
         if not self.is_paid:  # these keys are for rewards
             self.keys |= {f"{G}.steps_per_generation": 1, f"{G}.num_iterations": 1}
         self.decoding = {"repetition_penalty": self.keys[f"{R}.repetition_penalty"]} | below(self.keys, f"{R}.decoding")
-        wanted = self.rules["old_logprobs"] == "server" or self.rules["correction_cap"] is not None
-        wanted |= self.variant != "grpo" and self.keys[f"{V}.steps"] == "low_probability"
+        wanted = self.rules["old_logprobs"] == "server" or self.corrects
+        wanted |= not self.is_grouped and self.keys[f"{V}.steps"] == "low_probability"
         self.decoding["logprobs"] = self.is_paid and wanted
 
     def steps(self):
         """Every optimizer step in turn; before each, the product's weights replace the oracle's."""
         made = None
         plan = windows(len(self.draw["samples"]), self.keys, ranks=self.ranks, num_steps=self.num_steps)
+        self.averaged = self.num_steps  # the means begin with the weights before training
         if self.policy.adapts:  # the first step has a rate of 0: it leaves adapters as they began
             self.take(self.run / "checkpoint-1")
+            for mean in filter(None, self.means):
+                mean.take(self.run / "checkpoint-1")
             moved = [n for n, w in self.policy.weights.items() if "lora_B" in n and bool(w.any())]
             assert not moved, f"adapters that begin somewhere: {moved}"
+        self.averaged = 0
         for step, (first, whole, places, num_batches) in enumerate(plan):
             if step:
                 self.take(self.run / f"checkpoint-{step}")
@@ -97,6 +108,11 @@ class Oracle:
         """The product's weights, as the next step finds them."""
         self.policy.take(checkpoint)
         self.sampler.take(checkpoint)
+        if checkpoint.name == f"checkpoint-{self.averaged + 1}":
+            self.averaged += 1
+            for one, mean in zip(self.distill["teachers"], self.means, strict=True):
+                for name, weight in self.policy.weights.items() if mean else ():
+                    mean.weights[name].data.lerp_(weight.data, 1 - one["average"])
 
     def sync(self, step: int) -> None:
         """Servers get the weights before the first rollout of a step."""
@@ -109,19 +125,24 @@ class Oracle:
         per_rank = []
         if self.variant != "sft":
             self.sync(step)
+        chance = np.random.default_rng([self.keys[f"{T}.seed"], step, 2]).random()
+        is_given = self.variant == "distill" and chance >= self.distill["lmbda"]
         for rank, samples in enumerate(whole):
             asked = [index for index in samples for _ in range(self.repeats)]
             if self.variant == "sft":
                 rollouts = [([], [])] * len(asked)
+            elif is_given:
+                answers = [self.distill["answers"].format(**self.draw["samples"][i]["metadata"]) for i in asked]
+                rollouts = [([*self.words.ids(text), self.words.stop], []) for text in answers]
             else:
                 seeds = [seed_of(self.keys, step=step, rank=rank, index=i) for i in range(len(asked))]
                 result.requested.append((asked, seeds))
                 rollouts = self.generate(asked, seeds, self.decoding, rank=rank)
             per_rank.append(self.completions(asked, rollouts, name=f"{step}.{rank}.t"))
-        if self.variant == "grpo":
+        if self.is_grouped:
             made = [*per_rank[0]] + self.replace_flat(step, whole, per_rank)[0]
             if not self.keys.get(f"{E}.name"):
-                result.tokens = sum(len(c["response"]) for c in made)
+                result.tokens = 0 if is_given else sum(len(c["response"]) for c in made)
         if self.is_paid:
             self.compare(per_rank, result)
         else:
@@ -170,27 +191,50 @@ class Oracle:
         if not self.is_paid:
             return matching.quality([self.matched(c, self.keys[f"{R}.eval_iou"])["counts"] for c in made])
         self.check_rewards(made)
+        found = {"num_scenes": len(samples)}
+        if self.variant == "distill":
+            rows = [(row, token) for c in made for row, token in zip(self.taught(c), c["target"], strict=True)]
+            found["teacher_logprob"] = sum(float(row[token]) for row, token in rows) / max(1, len(rows))
+            if not self.rules["rewards"]:
+                return found
         known = [self.return_of(c) for c in made if c["reward"] is not None]
-        return {"reward": sum(known) / len(known), "num_scenes": len(samples)}
+        return {"reward": sum(known) / len(known)} | found
+
+    @torch.no_grad()
+    def taught(self, c: dict) -> torch.Tensor:
+        """[T, V] log-probabilities at a completion's target by its sample's teacher."""
+        one = self.draw["samples"][c["index"]]
+        place = teacher_of(self.distill["teachers"], one["metadata"])
+        entry, asked = self.distill["teachers"][place], c
+        if "prompt" in entry:
+            prompt = self.prompt(c["index"], entry["prompt"])
+            sizes = [Image.open(path).size for path in c["images"]]
+            asked = c | {"expanded": self.words.expanded(prompt, sizes)}
+        policy = self.means[place] or (self.policy if entry.get("self") else self.reference)
+        options = {"temperature": self.decoding["temperature"], "banned": self.words.banned}
+        return policy.distribution(asked, adapted=bool(entry.get("self")), **options)
 
     def check_rewards(self, completions: list) -> None:
         if completions and all(c["reward"] is None for c in completions):
             raise Refused("rewards-all-failed")
-        if self.variant != "grpo" and any(c["reward"] is None for c in completions):
+        if not self.is_grouped and any(c["reward"] is None for c in completions):
             raise Refused("reward-missing")
 
     def return_of(self, c: dict) -> float:
-        unfinished = self.keys[f"{V}.unfinished_return"] if self.variant != "grpo" else None
+        unfinished = self.keys[f"{V}.unfinished_return"] if not self.is_grouped else None
         return c["reward"] if c["ended"] or unfinished is None else unfinished
 
-    def prompt(self, index: int) -> list[int]:
-        """The ids of a sample's prompt, one placeholder per picture."""
+    def prompt(self, index: int, other: str | None = None) -> list[int]:
+        """The ids of a sample's prompt, one placeholder per picture; ``other`` takes the place of the question."""
         one, system = self.draw["samples"][index], self.keys["custom.prompts.system"]
         names = one.get("images", [])
         if "messages" in one:
             chat = [(m["role"], m["content"].replace("<image>", PICTURE)) for m in one["messages"]]
         else:
             chat = [("user", PICTURE * len(names) + one.get("prompt", self.keys["custom.prompts.user"]))]
+        if other is not None:
+            fields = {"question": chat[-1][1]} | one["metadata"]
+            chat[-1] = (chat[-1][0], other.format(**fields))
         if self.keys.get(f"{E}.name"):
             chat[-1] = (chat[-1][0], f"{chat[-1][1]}\ngo")
         return self.words.chat([*([("system", system)] if system and chat[0][0] != "system" else []), *chat])
@@ -243,7 +287,9 @@ class Oracle:
         prompt, sizes = self.prompt(index), [Image.open(path).size for path in paths]
         made = {"index": index, "prompt": prompt, "expanded": self.words.expanded(prompt, sizes), "images": paths}
         made |= {"target": target, "response": response, "ended": ended, "engine": logprobs, "written": None}
-        return made | {"reward": pay(self.words.text(response), self.rules.get("rewards", []))}
+        rewards = self.rules.get("rewards", [])
+        unpaid = 0.0 if self.variant == "distill" else None
+        return made | {"reward": pay(self.words.text(response), rewards) if rewards else unpaid}
 
     def compare(self, per_rank: list, result: Step) -> None:
         """Advantages, masks and recorded log-probabilities of a window's completions."""
@@ -258,14 +304,19 @@ class Oracle:
             for c, advantage in zip(own, found, strict=True):
                 c["advantages"] = [advantage] * len(c["target"])
                 c["masked"] = c["reward"] is None or (rules["mask_truncated_completions"] and not c["ended"])
-        if self.variant != "grpo":
+        if not self.is_grouped:
             self.value(per_rank, result)
-        else:
+        elif self.rules.get("rewards") or self.variant == "grpo":
             result.rewards = [[c["reward"] for c in own] for own in per_rank]
         for c in (c for own in per_rank for c in own):
             from_server = rules["old_logprobs"] == "server"
-            c["sampled"] = c["engine"] if rules["correction_cap"] is not None and not from_server else None
-            c["old"] = c["engine"] if from_server else self.scored(self.policy, c) if reuse > 1 else None
+            c["sampled"] = c["engine"] if self.corrects else None
+            recomputes = reuse > 1 and self.scores_before
+            c["old"] = c["engine"] if from_server else self.scored(self.policy, c) if recomputes else None
+            if self.variant == "distill":
+                entries = self.distill["teachers"]
+                place = teacher_of(entries, self.draw["samples"][c["index"]]["metadata"])
+                c |= {"teacher": self.taught(c), "weight": entries[place].get("weight", 1.0)}
             c["reference"] = self.scored(self.reference, c, adapted=False) if rules["beta"] else None
 
     def value(self, per_rank: list, result: Step) -> None:
@@ -316,6 +367,10 @@ class Oracle:
         temperature = self.decoding["temperature"]
         return policy.logprobs(completion, temperature=temperature, banned=self.words.banned, adapted=adapted)
 
+    def rows(self, completion: dict) -> torch.Tensor:
+        temperature = self.decoding["temperature"]
+        return self.policy.distribution(completion, temperature=temperature, banned=self.words.banned)
+
     def learn(self, step: int, segments: list, num_batches: list, result: Step) -> None:
         """The step's loss over all ranks, and the weights it makes."""
         if self.keys[f"{T}.packing"]:
@@ -325,7 +380,8 @@ class Oracle:
         limit = self.keys.get(f"{E}.max_response_tokens", self.keys[f"{R}.max_new_tokens"])
         self.policy.model.train()
         if self.is_paid:
-            loss, figures = policy_step(everyone, lambda c: self.logprobs(self.policy, c), self.rules, limit=limit)
+            distill = self.distill if self.variant == "distill" else None
+            loss, figures = policy_step(everyone, self.rows, self.rules, limit=limit, distill=distill)
         else:
             coords = [self.words.added[f"<|coord_{k}|>"] for k in range(1000)]
             loss, figures = matching.matching_step(everyone, self.logits, below(self.keys, R), coords)
