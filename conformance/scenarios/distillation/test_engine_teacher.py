@@ -1,19 +1,20 @@
-"""A real, unmodified ``vllm serve`` as teacher."""
+"""Teachers with real engines: an unmodified ``vllm serve``, and our own server."""
 
 import os
 import sys
+from contextlib import contextmanager
 
 import pytest
 
 from conformance.doubles.distilled import DIVERGENCE, MODEL, PROMPTED, checked, make_trainer, steps_of
-from conformance.doubles.instance import ENVIRONMENT, free_port
+from conformance.doubles.instance import ENGINE, ENVIRONMENT, free_port, running
 from conformance.doubles.processes import Running, start
 
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
+@contextmanager
+def stock(tmp_path_factory):
     port, log = free_port(), tmp_path_factory.mktemp("teacher") / "log"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
     options = {
@@ -29,8 +30,22 @@ def url(tmp_path_factory):
         server.end()
 
 
+@contextmanager
+def ours(tmp_path_factory):
+    arguments = {"enforce_eager": True, "kv_cache_memory_bytes": ENGINE["kv_cache_memory_bytes"], "max_logprobs": 8}
+    log = tmp_path_factory.mktemp("ours") / "log"
+    with running(log, model=str(MODEL), max_model_len=256, engine_arguments=arguments) as instance:
+        yield instance.url
+
+
+@pytest.fixture(scope="module", params=[stock, ours], ids=["vllm serve", "rollmatch serve"])
+def url(request, tmp_path_factory):
+    with request.param(tmp_path_factory) as found:
+        yield found
+
+
 @pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#1,2,5"])
-def test_a_stock_server_teaches_what_the_same_model_teaches_here(tmp_path, url):
+def test_a_server_teaches_what_the_same_model_teaches_here(tmp_path, url):
     teachers = f'custom.extra.distill.teachers=[{{base_url: "{url}", prompt: "{{question}} {{sum}}"}}]'
     assert checked(teachers, *DIVERGENCE) == []
     (error,) = checked(teachers, *DIVERGENCE, "custom.extra.distill.top_k=9")

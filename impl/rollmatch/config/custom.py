@@ -167,8 +167,8 @@ class TeacherConfig(Section):
     """One teacher: a server, a model, or the policy itself."""
 
     base_url: BaseUrl | None = None
-    """URL prefix of a stock vllm serve, such as http://127.0.0.1:8000, started with --max-logprobs of top_k or more.
-    Needs decoding.temperature 1, and samples without images."""
+    """URL prefix of a stock vllm serve or of rollmatch serve, such as http://127.0.0.1:8000, with max_logprobs of at
+    least top_k. Needs decoding.temperature 1, and samples without images."""
     timeout_s: Positive = 240.0
     """Longest call of base_url; it is repeated for as long, too, while the server is busy or away. Unit: seconds."""
     model: Text | None = None

@@ -130,9 +130,11 @@ def _step(resume: Callable[[], Any]) -> tuple[bool, Any]:
 
 def _fields_of(reply: Any) -> dict[str, Any]:
     """A response's fields, choice by choice: pydantic keeps the interpreter lock until it is done."""
-    choices = [choice.model_dump(exclude={"logprobs"}) for choice in reply.choices]
+    choices = [choice.model_dump(exclude={"logprobs", "prompt_logprobs"}) for choice in reply.choices]
     for fields, choice in zip(choices, reply.choices, strict=True):
         fields["logprobs"] = _plain(choice.logprobs)
+        if hasattr(choice, "prompt_logprobs"):
+            fields["prompt_logprobs"] = _places(choice.prompt_logprobs)
     found: dict[str, Any] = reply.model_dump(exclude={"choices"})
     return found | {"choices": choices}
 
@@ -146,6 +148,21 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return {name: _plain(field) for name, field in value}
     return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _places(rows: Sequence[Mapping[int, Any] | None] | None) -> list[dict[str, Any] | None] | None:
+    """vLLM's log-probabilities of prompt tokens, by id; the first token has none."""
+    if rows is None:
+        return None
+    return [
+        None
+        if row is None
+        else {
+            str(token_id): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.decoded_token}
+            for token_id, one in row.items()
+        }
+        for row in rows
+    ]
 
 
 def model_unknown(problem: str) -> Refusal:

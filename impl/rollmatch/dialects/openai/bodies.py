@@ -79,7 +79,6 @@ class OpenAIBody(GivenVllmSampling):
     best_of: Literal[1] | None = None
     length_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
     priority: Literal[0] | None = None
-    prompt_logprobs: None = None
     truncate_prompt_tokens: None = None
 
     def sampling(self) -> dict[str, object]:
@@ -164,6 +163,7 @@ class ChatBody(OpenAIBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
+    prompt_logprobs: None = None
     chat_template: Unserved = None
     documents: Unserved = None
     mm_processor_kwargs: Unserved = None
@@ -195,6 +195,8 @@ class CompletionBody(OpenAIBody):
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: NumLogprobs | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    """Of each prompt token, by the model's own distribution, and as many likeliest ones."""
     suffix: Unserved = None
     prompt_embeds: Unserved = None
 
@@ -208,6 +210,13 @@ class CompletionBody(OpenAIBody):
             return [self.prompt]
         ids = [token_id for token_id in self.prompt if isinstance(token_id, int)]
         return [ids] if ids else [prompt for prompt in self.prompt if not isinstance(prompt, int)]
+
+
+class DetokenizeBody(Payload):
+    """A call of ``/detokenize``."""
+
+    tokens: list[TokenId]
+    model: str | None = None
 
 
 class TokenSampling(GivenVllmSampling):

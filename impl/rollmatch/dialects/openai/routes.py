@@ -57,6 +57,11 @@ def openai_routes(server: ServerState) -> APIRouter:
         num_ids = sum(len(prompt) for prompt in prompts if isinstance(prompt, list))
         check_count(num_ids, "max_tokens_per_call", server.settings.limits, key="prompt")
         calls.check(body, [len(prompt) if isinstance(prompt, str) else 0 for prompt in prompts])
+        if body.prompt_logprobs is not None:
+            longest_text = server.settings.max_model_len
+            num_places = sum(len(prompt) if isinstance(prompt, list) else longest_text for prompt in prompts)
+            count = num_places * (body.prompt_logprobs + 1)
+            check_count(count, "max_logprobs_per_call", server.settings.limits, key="prompt_logprobs")
         return await calls.serve(request, body, (await calls.serving()).completion)
 
     return router

@@ -15,7 +15,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from rollmatch.dialects.openai.bodies import TokenBody
+from rollmatch.dialects.openai.bodies import DetokenizeBody, TokenBody
 from rollmatch.dialects.openai.serving import check_name, names_of
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
@@ -28,7 +28,7 @@ from rollmatch.server.state import ServerState
 
 
 def token_routes(server: ServerState) -> APIRouter:
-    """The one route."""
+    """Routes of token ids."""
     router = APIRouter(tags=["openai"])
 
     @router.post("/inference/v1/generate/")
@@ -47,6 +47,16 @@ def token_routes(server: ServerState) -> APIRouter:
         if body.return_token_ids:
             fields |= _prompt_of(body, outputs[0][0], server.prompts.image_id)
         return server.with_version(await asyncio.to_thread(answer, request, fields), outputs)
+
+    @router.post("/detokenize/")
+    @accepts(DetokenizeBody, content_types=CONTENT_TYPES[:1])
+    async def detokenize(request: Request) -> Response:
+        check_json(request)
+        body = await read_body(request, DetokenizeBody, longest={"tokens": server.settings.limits.max_tokens_per_call})
+        check_name(server, body.model)
+        check_count(len(body.tokens), "max_tokens_per_call", server.settings.limits, key="tokens")
+        text = await asyncio.to_thread(server.prompts.tokenizer.decode, body.tokens)
+        return answer(request, {"prompt": text})
 
     return router
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens by a stock ``vllm serve``: ``prompt_logprobs`` of its completions."""
+"""Log-probabilities of given tokens by a stock ``vllm serve`` or our server: ``prompt_logprobs`` of completions."""
 
 from collections.abc import Callable, Sequence
 
@@ -66,7 +66,7 @@ class TeacherServer:
         return Teaching(logprobs=own, top=tuple(map(tuple, likeliest)))
 
     def _malformed(self, problem: str) -> ReplyMalformed:
-        remedy = "A teacher is a vllm serve that answers prompt_logprobs, with its tokenizer's own ids."
+        remedy = "A teacher is a vllm serve or rollmatch serve that answers prompt_logprobs, with its own ids."
         return ReplyMalformed(f"{ROUTE} answered {problem}", key=self.base_url, remedy=remedy)
 
 
