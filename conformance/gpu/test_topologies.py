@@ -10,7 +10,8 @@ import pytest
 import requests
 
 from conformance.doubles.digits import CONFIG, ROOT, absolute, template_of
-from conformance.doubles.division import VLLM, typed
+from conformance.doubles.divided import check_who_did_what, run_division
+from conformance.doubles.division import GRPO, MATCHING, VLLM, typed
 from conformance.doubles.instance import free_port
 from conformance.doubles.started import finish, in_time, journals_of, keep, started
 from conformance.gpu.greedy import answers
@@ -121,6 +122,25 @@ def test_a_server_rolls_out_and_a_learner_learns(tmp_path, name):
     assert health["world_size"] == len(replicas.split(","))
     assert health["policy_version"] == STEPS + 1
     check_run(out, len(learners.split(",")))
+
+
+@pytest.mark.scenario("topologies/one-optimizer-step-on-three-and-one", "topologies/one-optimizer-step-on-six-and-two")
+@pytest.mark.parametrize(
+    ("config", "replicas", "learners"),
+    [
+        pytest.param(MATCHING, "0,1,2", "3", marks=pytest.mark.gpu(4), id="three-and-one"),
+        pytest.param(GRPO, "0,1", "2,3", marks=pytest.mark.gpu(4), id="two-and-two"),
+        pytest.param(GRPO, "0,1,2,3,4,5", "6,7", marks=pytest.mark.gpu(8), id="six-and-two"),
+    ],
+)
+def test_every_replica_and_every_rank_has_a_gpu_of_its_own(tmp_path, config, replicas, learners):
+    """The run of ``scenarios/topologies`` on GPUs: three replicas on one GPU would pass all but the last line."""
+    num_replicas, num_ranks = (len(numbers.split(",")) for numbers in (replicas, learners))
+    memory = (f"{VLLM}.kv_cache_memory_mib=2048",)
+    division = run_division(tmp_path, config, replicas=replicas, learners=learners, steps=20, settings=memory)
+    check_who_did_what(division, num_replicas=num_replicas, num_ranks=num_ranks)
+    assert judge(division.journal(num_ranks=num_ranks)) == []
+    assert division.server_gpus == set(replicas.split(","))
 
 
 @pytest.mark.gpu(3)
