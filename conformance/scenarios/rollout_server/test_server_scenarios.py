@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from conformance.doubles.request_bodies import batch
-from conformance.doubles.stand_in import STOP, PretendingReplica, pool_of, refusal, requests_for_ids
+from conformance.doubles.stand_in import STOP, pool_of, refusal, requests_for_ids
 from conformance.doubles.update_bodies import OPEN, full_sync
 from rollmatch.server.payloads import Sampling
 
@@ -138,25 +138,6 @@ def test_two_by_three_workers(start):
 def test_the_best_transport_of_a_server_is_named_first(start, gpus, transports):
     _, _, client = start(gpus=gpus)
     assert client.get("/native/identity/").json()["transports"] == transports
-
-
-@pytest.mark.scenario(
-    "weight-sync/a-cached-prompt-is-computed-again", clauses=["weight-sync/caches-of-old-weights-are-emptied#1"]
-)
-def test_a_commit_empties_the_caches_of_every_replica(start, monkeypatch):
-    reset, ask = [], PretendingReplica.reset_caches
-
-    async def counted(replica):
-        reset.append(replica.index)
-        return await ask(replica)
-
-    monkeypatch.setattr(PretendingReplica, "reset_caches", counted)
-    parts, post, _ = start()
-    post("/native/communicator/", OPEN)
-    _, staged = post("/native/sync/", full_sync(parts, commit=False))
-    assert (staged["committed"], staged["commit_s"], staged["restarted"], reset) == (False, 0, 0, [])
-    assert post("/native/sync/commit/", {"client": "me", "sync_id": "1"})[0] == 200
-    assert sorted(reset) == [0, 1]
 
 
 @pytest.mark.scenario(

@@ -35,6 +35,7 @@ def six(tmp_path_factory):
 @pytest.mark.scenario(
     "topologies/one-optimizer-step-on-three-and-one",
     "rollout-backends/server-mode-starts-no-engine",
+    "weight-sync/a-step-writes-no-weights-to-disk",
     clauses=[
         "topologies/three-rollout-gpus-and-one-learner-gpu-work-together#1,2,3,4",
         "rollout-server/a-rollout-server-only-generates#1,2",

@@ -155,12 +155,3 @@ def test_a_silent_failure_is_seen(attach_backend):
     assert SyncMode("adapter").push(attach_backend(double), named_weights(policy), Ranks(), version=1) == "full"
     assert names_called(double).count("sync") == 2
     assert double.policy_version == 1
-
-
-@pytest.mark.scenario("weight-sync/a-sync-of-unchanged-weights-changes-nothing")
-def test_a_sync_of_unchanged_weights_changes_nothing(attach_backend):
-    double = NativeDouble(tensors_of(1))
-    backend, before = attach_backend(double), dict(double.served)
-    backend.push(tensors_of(1).items(), version=backend.policy_version + 1)
-    assert all(torch.equal(double.served[name], weight) for name, weight in before.items())
-    assert double.policy_version == 1
