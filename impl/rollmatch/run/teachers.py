@@ -115,8 +115,10 @@ def _check_server(template: Template, server: TeacherServer, *, top_k: int, key:
     try:
         server.teach((0, 1), 1, top_k=top_k, timeout_s=TRY_S)
     except (ServerRefused, ReplyMalformed) as error:
-        remedy = f"Start vllm serve --max-logprobs {top_k} or more there (rollmatch serve: "
-        remedy += "rollout_server.vllm_engine_kwargs.max_logprobs); see what it says."
+        remedy = (
+            f"Start vllm serve --max-logprobs {top_k} or more there (rollmatch serve: "
+            "custom.extra.rollout_server.vllm_engine_kwargs.max_logprobs); see what it says."
+        )
         raise ConfigError(str(error.problem), code="teacher-without-logprobs", key=key, remedy=remedy) from error
     differs = first_difference_in_text(template.tokenizer.decode, server.text, num_ids)
     theirs = num_ids_of(server.text) if differs is not None or server.text([num_ids]) else num_ids
