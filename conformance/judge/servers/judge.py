@@ -128,7 +128,7 @@ def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequenc
         recording.facts |= {"seconds": round(time.monotonic() - began), "starts": judging.num_starts}
     write_recording(recording)
     rows = recording.rows()
-    say(f"{path.name}: {summary(rows)}; {round(time.monotonic() - began)} s")
+    say(f"{known.server}: {summary(rows)}; {round(time.monotonic() - began)} s")
     return sum(row.fails for row in rows)
 
 

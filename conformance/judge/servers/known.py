@@ -15,6 +15,7 @@ from conformance.doubles.digits import MODEL
 from conformance.judge.servers.declared import outside_of, packages_and_requirements
 from conformance.judge.servers.install import interpreter_of, pins_of
 from conformance.judge.servers.subject import KEY_VARIABLE
+from rollmatch import __version__
 
 PLUGGED = Path(__file__).parent / "plugged"
 MAX_MODEL_LEN, NUM_SEQUENCES = 512, 64
@@ -137,7 +138,7 @@ KNOWN = (
     *(
         Known(
             name=f"rollmatch-{dialect}",
-            version="0.1.0",
+            version=__version__,
             dialect=dialect,
             command=_own,
             environment={IN_ONE_PROCESS: "0"},

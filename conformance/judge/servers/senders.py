@@ -39,6 +39,12 @@ def flat_metadata(tensors: Mapping[str, Tensor], **fields: Any) -> list[dict[str
     return entries
 
 
+def parts_of(tensors: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor]]:
+    """So many tensors each, in their order."""
+    names = list(tensors)
+    return [{name: tensors[name] for name in names[place : place + size]} for place in range(0, len(names), size)]
+
+
 class QueuedPeer:
     """ms-swift's and TRL's trainers: the last rank of a group that the server's first worker opens."""
 
@@ -96,9 +102,9 @@ class SwiftPeer(QueuedPeer):
         body = {"metadatas": flat_metadata(tensors, **fields)}
         return self.talk.post(label, "/update_flattened_params/", body)
 
-    def send(self, tensors: Mapping[str, Tensor], label: str = "update") -> None:
-        """In two buckets; ``Stopped`` where one is refused."""
-        for bucket in filter(None, halves(tensors) if len(tensors) > 1 else (tensors,)):
+    def send(self, tensors: Mapping[str, Tensor], label: str = "update", *, per_call: int | None = None) -> None:
+        """In two buckets, or in buckets of so many tensors; ``Stopped`` where one is refused."""
+        for bucket in parts_of(tensors, per_call) if per_call else filter(None, halves(tensors)):
             if not self.announce(bucket, label).is_ok:
                 raise Stopped(self.talk.exchange.one(label).summary())
             self.pass_on(torch.cat([bytes_of(tensor) for tensor in bucket.values()]))
@@ -175,9 +181,16 @@ class VllmPeer:
         } | fields
         return self.talk.beside(self.talk.post, label, "/update_weights", {"update_info": body}, timeout_s=60)
 
-    def send(self, tensors: Mapping[str, Tensor], label: str = "update", *, pause: bool = True) -> None:
+    def send(
+        self, tensors: Mapping[str, Tensor], label: str = "update", *, pause: bool = True, per_call: int | None = None
+    ) -> None:
+        """In one call, or in calls of so many tensors; ``Stopped`` where one is refused."""
         if not self.begin(pause=pause).is_ok:
             raise Stopped(self.talk.exchange.one("start").summary())
+        for part in parts_of(tensors, per_call or len(tensors)):
+            self._send_part(part, label)
+
+    def _send_part(self, tensors: Mapping[str, Tensor], label: str) -> None:
         call = self.announce(tensors, label)
         for tensor in tensors.values():
             if call.done():

@@ -12,6 +12,7 @@ from conformance.judge.servers.install import pins_of
 from conformance.judge.servers.judge import main
 from conformance.judge.servers.known import BY_NAME, KNOWN, UnknownServer, find_known
 from conformance.judge.trainers.known import find_trainer
+from rollmatch import __version__
 
 
 def test_a_name_is_its_newest_version_and_any_other_can_be_named():
@@ -28,7 +29,7 @@ def test_a_name_is_its_newest_version_and_any_other_can_be_named():
         ("trl==", "'' is no version"),
         ("trl==new", "'new' is no version"),
         ("trl==1.11.0", "starts vLLM's own server: judge vllm"),
-        ("rollmatch-trl==0.0.1", "judged as it stands here, 0.1.0"),
+        ("rollmatch-trl==0.0.1", f"judged as it stands here, {__version__}"),
     ],
 )
 def test_what_is_no_server_or_no_version_is_named(word, problem, capsys):

@@ -9,6 +9,7 @@ from conformance.judge.servers import gaps
 from conformance.judge.servers.checks import BY_ID
 from conformance.judge.servers.page import page_text
 from conformance.judge.servers.recording import path_of, read_recording
+from rollmatch import __version__
 
 HEALTH, ROUTES = BY_ID["health-with-and-without-slash"], BY_ID["routes-are-listed"]
 GAPS = """
@@ -25,7 +26,7 @@ def text(tmp_path, monkeypatch):
     """Of our server as TRL 1.0 and 2.0: 1.0 misses two checks, 2.0 one of them."""
     (tmp_path / "trl.yaml").write_text(GAPS % {"gone": HEALTH.check_id, "both": ROUTES.check_id})
     monkeypatch.setattr(gaps, "FOLDER", tmp_path)
-    own = read_recording(path_of("rollmatch-trl-0.1.0"))
+    own = read_recording(path_of(f"rollmatch-trl-{__version__}"))
     mute, slow = (
         {
             check.check_id: changed(
@@ -42,7 +43,7 @@ def text(tmp_path, monkeypatch):
 
 
 def test_columns_are_ordered_by_name_and_version_and_say_what_they_ran_with(text):
-    assert "| Check | TRL 1.0 | TRL 2.0 | ours, trl 0.1.0 |" in text
+    assert f"| Check | TRL 1.0 | TRL 2.0 | ours, trl {__version__} |" in text
     assert f"| {HEALTH.sentence} | no | yes | yes |" in text
     [row] = [line for line in text.splitlines() if line.startswith("| TRL 1.0 | 2")]
     assert "**vllm 9 is outside the range that the server declares: <9**" in row

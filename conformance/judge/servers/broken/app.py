@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from conformance.judge.servers.broken.calls import Calls, wait_while
-from conformance.judge.servers.broken.engine import TinyEngine, Unserved
-from conformance.judge.servers.broken.speech import read_call, reply
+from conformance.judge.servers.broken.engine import TinyEngine, TinyResponse, Unserved
+from conformance.judge.servers.broken.speech import read_call, reply, stream_of
 from conformance.judge.servers.broken.updates import QueuedGroup, RejectedUpdate, TransferGroup, Updates
 from conformance.judge.servers.dialects import DIALECTS
 
@@ -27,7 +28,7 @@ GENERATING = ("infer", "generate", "native/infer", "v1/completions", "v1/chat/co
 KNOWN_FIELDS = {
     *("infer_requests", "request_config", "prompts", "images", "generation_kwargs", "requests", "sampling", "prompt"),
     *("model", "messages", "stop", "seed", "n", "logprobs", "return_token_ids", "request_id"),
-    *("max_tokens", "temperature", "top_k", "top_p", "min_p"),
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "stream"),
 }
 WATCH_S = 0.05
 
@@ -54,8 +55,11 @@ class BrokenServer:
             "update_weights": self.update_transfer,
             "finish_weight_update": lambda _: self.transfer.finish(),
             "shutdown_weight_transfer_engine": lambda _: self.transfer.shutdown(),
-            "pause": lambda _: setattr(self.transfer, "is_paused", True),
-            "resume": lambda _: setattr(self.transfer, "is_paused", False),
+            "pause": self.pause,
+            "resume": self.resume,
+            "tokenize": self.tokenize,
+            "sleep": lambda _, level="1": None,
+            "wake_up": self.wake,
             "native/sync": self.refuse,
             "native/communicator/close": self.refuse,
             "native/sync/commit": self.refuse,
@@ -78,6 +82,7 @@ class BrokenServer:
             self.queued.close()
             self.transfer.shutdown()
         self.generation += 1
+        self.pauses: list[str] = []
         self.engine.reset()
         self.calls, self.updates = Calls(self.engine), self.make_updates()
         self.calls.version = lambda updates=self.updates: updates.version
@@ -138,6 +143,23 @@ class BrokenServer:
     def init_transfer(self, body: Any) -> None:
         self.transfer.init(body["init_info"])
 
+    def tokenize(self, body: Any) -> Any:
+        ids = list(self.engine.encode(body["messages"]))
+        return {"tokens": ids[:-2] if self.broken("tokenization leaves out the end of the template") else ids}
+
+    def pause(self, _: Any, mode: str = "abort") -> None:
+        """Calls go on, and none is given up."""
+        self.transfer.is_paused = True
+        self.pauses.append(mode)
+
+    def resume(self, _: Any) -> None:
+        self.transfer.is_paused = False
+
+    def wake(self, _: Any, tags: str = "") -> None:
+        is_lost = tags == "kv_cache" and self.broken("waking by tags forgets the weights")
+        if is_lost or (not tags and self.broken("waking at once forgets the weights")):
+            self.engine.load({name: torch.zeros_like(tensor) for name, tensor in self.engine.weights.items()})
+
     def update_transfer(self, body: Any) -> None:
         self.transfer.update(body["update_info"])
 
@@ -154,7 +176,21 @@ class BrokenServer:
             prompts, seeds = [self.engine.any_prompt()], [None]
         self.updates.before_generating()
         left = lambda: is_left() or began != self.generation  # noqa: E731
-        return reply(path, self.calls.run(prompts, sampling, seeds, left), sampling, self.engine)
+        num_pauses = len(self.pauses)
+        groups = self.calls.run(prompts, sampling, seeds, left)
+        self._spoil_paused([one for group in groups for one in group], self.pauses[num_pauses:])
+        whole = reply(path, groups, sampling, self.engine)
+        return stream_of(whole, self.engine) if body.get("stream") else whole
+
+    def _spoil_paused(self, responses: list[TinyResponse], modes: list[str]) -> None:
+        """Of responses that were written during pauses of these modes."""
+        for one in responses:
+            is_cut = "keep" in modes and self.broken("a pause to keep cuts what runs")
+            if is_cut or ("wait" in modes and self.broken("a pause to wait cuts what runs")):
+                del one.ids[8:], one.logprobs[8:]
+        if "abort" in self.pauses and not modes and self.broken("after an abort, prompts are answered otherwise"):
+            for one in responses:
+                one.ids[-1] = (one.ids[-1] + 1) % self.engine.num_ids
 
 
 async def _front(request: Request) -> Any:
@@ -193,14 +229,15 @@ def _refusal(server: BrokenServer, request: Request, path: str) -> int:
     return 0 if is_right or broken("control calls need no key") else 401
 
 
-async def _in_thread(server: BrokenServer, work: Callable[..., Any], *arguments: Any) -> Any:
+async def _in_thread(server: BrokenServer, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     loop = asyncio.get_running_loop()
-    return JSONResponse(await loop.run_in_executor(server.pool, work, *arguments))
+    value = await loop.run_in_executor(server.pool, partial(work, *arguments, **options))
+    return PlainTextResponse(value) if isinstance(value, str) else JSONResponse(value)
 
 
-async def _control(server: BrokenServer, path: str, body: Any, _: Request) -> Any:
+async def _control(server: BrokenServer, path: str, body: Any, request: Request) -> Any:
     try:
-        return await _in_thread(server, server.posts[path], body)
+        return await _in_thread(server, server.posts[path], body, **request.query_params)
     except KeyError as error:
         if server.broken("a missing field is a failure"):
             raise

@@ -194,6 +194,12 @@ class TinyEngine:
         shares = probabilities.cumsum(0).tolist()
         drawn = draw.random() * shares[-1]
         chosen = bisect_right(shares, drawn)
+        if sampling.logprobs and sampling.top_p < 1 and self.broken("log-probabilities fit what top_p leaves"):
+            return chosen, float((probabilities[chosen] / probabilities.sum()).log())
+        if sampling.logprobs and sampling.top_k > 1 and self.broken("log-probabilities fit what top_k leaves"):
+            return chosen, float((probabilities[chosen] / probabilities.sum()).log())
+        if sampling.logprobs and sampling.temperature < 1 and self.broken("log-probabilities are of a hot model"):
+            return chosen, float((logits * sampling.temperature).log_softmax(-1)[chosen])
         if sampling.logprobs and self.broken("log-probability of the likeliest id"):
             return chosen, float(logprobs.max())
         return chosen, float(logprobs[chosen])

@@ -1,6 +1,7 @@
 """Requests and replies of the four dialects."""
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,10 @@ def _chat(body: Any, engine: TinyEngine) -> Any:
     parts = [part for content in contents if not isinstance(content, str) for part in content]
     images = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
     ids = engine.encode(body["messages"])
+    if not images and engine.broken("a chat begins twice"):
+        ids = ids[:1] + ids
+    if not images and engine.broken("a chat loses its end"):
+        ids = ids[:-1]
     prompts = [TinyPrompt(ids=ids, picture=_picture(images), name=str(body.get("request_id")))]
     return prompts, sampling, _counted(seed, prompts, sampling, engine)
 
@@ -150,6 +155,24 @@ def _chat_reply(group: Sequence[TinyResponse], sampling: TinySampling, engine: T
     usage = {"prompt_tokens": counts[0], "completion_tokens": counts[1], "total_tokens": sum(counts)}
     head = {"id": _name(group[0], engine), "object": "chat.completion", "created": 0, "model": "policy"}
     return head | {"prompt_token_ids": group[0].prompt_ids, "choices": choices, "usage": usage}
+
+
+def stream_of(whole: Mapping[str, Any], engine: TinyEngine) -> str:
+    """A reply of ``v1/completions`` as server-sent events, one id each."""
+    events = []
+    for choice in whole["choices"]:
+        ids, values = choice["token_ids"], (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
+        for place, token in enumerate(ids):
+            is_last = place == len(ids) - 1
+            is_told = is_last and not engine.broken("a stream ends without a reason")
+            is_valued = values and not engine.broken("a stream has no log-probabilities")
+            logprobs = {"token_logprobs": values[place : place + 1]} if is_valued else None
+            event = {"index": choice["index"], "token_ids": [token], "logprobs": logprobs}
+            event["finish_reason"] = choice["finish_reason"] if is_told else None
+            count = 2 if is_last and engine.broken("a stream repeats its end") else 1
+            count = 0 if place == 1 and engine.broken("a stream leaves out an id") else count
+            events += [json.dumps({"choices": [event]})] * count
+    return "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
 
 
 def _native_entry(one: TinyResponse, sampling: TinySampling) -> dict[str, Any]:

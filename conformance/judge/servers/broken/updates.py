@@ -200,6 +200,7 @@ class TransferGroup:
         self._group: Any = None
         self._store: Any = None
         self._is_started = False
+        self._num_parts = 0
         self.is_paused = False
         """Kept here alone: calls go on."""
 
@@ -216,7 +217,7 @@ class TransferGroup:
     def start(self) -> None:
         if self._is_started and not self.broken("two updates are started"):
             raise RejectedUpdate("update-in-progress")
-        self._is_started = True
+        self._is_started, self._num_parts = True, 0
 
     def update(self, info: Mapping[str, Any]) -> None:
         if not self._is_started or self._group is None:
@@ -230,7 +231,11 @@ class TransferGroup:
         except RuntimeError as error:
             self.shutdown()
             raise RejectedUpdate("transfer-failed") from error
-        self.updates.stage(dict(zip(info["names"], tensors, strict=True)))
+        self._num_parts += 1
+        is_lost = self._num_parts > 64 and self.broken("the parts of an update behind the 64th are lost")
+        is_lost |= self._num_parts % 8 == 0 and self.broken("every eighth part of an update is lost")
+        if not is_lost:
+            self.updates.stage(dict(zip(info["names"], tensors, strict=True)))
 
     def finish(self) -> None:
         is_started, self._is_started = self._is_started, False

@@ -1,5 +1,6 @@
 """Sampling: distributions of one id, seeds, several responses."""
 
+import math
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from conformance.judge.servers.check import check
 from conformance.judge.servers.checks.generation import QUESTIONS, ids_of
 from conformance.judge.servers.checks.numeric import ADDED
-from conformance.judge.servers.checks.shares import NUM_DRAWN, Shares, draw, shares_of
+from conformance.judge.servers.checks.shares import NUM_DRAWN, WHOLE, Shares, draw, shares_of
 from conformance.judge.servers.exchange import Exchange
 from conformance.judge.servers.numbers import FALSE_ALARM, chance_at_most
 from conformance.judge.servers.talk import Talk
@@ -151,3 +152,56 @@ def judge_several(exchange: Exchange) -> str:
         return f"{len(came)} responses with n = 4"
     num_kinds = len({tuple(ids) for ids in came})
     return "" if num_kinds == 4 else f"only {num_kinds} of 4 responses are different"
+
+
+KINDS = {"cold": {"temperature": 0.5}, "top_p": {}, "top_k": {}}
+OWN, DRAWN_FROM = "the model's own", "those of the distribution"
+LEAST_APART = 0.2
+"""Nats between the log-probabilities of two kinds, so that they are told apart."""
+
+
+def ask_kinds(talk: Talk) -> None:
+    """One id a response, as the draws; noted per option: pairs of the model's log-probability and the returned one."""
+    shares = shares_of(talk)
+    if shares is None:
+        return
+    limits = {name: {name: shares.limits[name]} for name in ("top_p", "top_k")}
+    for label, options in (KINDS | limits).items():
+        call = talk.generate(label, [shares.question] * 64, max_tokens=1, logprobs=True, **WHOLE | options)
+        came = talk.subject.dialect.read(call) if call.is_ok else []
+        drawn = {one.ids[0]: one.logprobs[0] for one in came if one.logprobs and one.ids[0] in shares.logprobs}
+        talk.note(label, [[round(shares.logprobs[i], 4), round(value, 4)] for i, value in drawn.items()])
+    kept = sum(math.exp(value) for value in list(shares.logprobs.values())[: shares.num_kept])
+    if kept > math.exp(-LEAST_APART):
+        talk.exchange.untestable = "what top_p keeps is nearly all, so that both kinds are the same"
+
+
+@check(
+    "logprobs-are-of-one-kind",
+    "Log-probabilities with temperature, top_p and top_k MUST all be the model's own, or all those of the distribution "
+    "that was sampled from.",
+    clause="servers/numbers-are-those-of-the-model#7",
+    ask=ask_kinds,
+    since="2026-11-27",
+    deadline_s=90,
+    requires=("logprobs-equal-transformers", "top-p-is-applied", "top-k-is-applied", "temperature-is-applied"),
+)
+def judge_kinds(exchange: Exchange) -> str:
+    """Of the model, values are the same; of the distribution, an option shifts all of them by one constant."""
+    if failed := exchange.unmet(ok=[call.label for call in exchange.calls]):
+        return failed
+    found: dict[str, set[str]] = {}
+    for label in KINDS:
+        power = 2.0 if label == "cold" else 1.0  # 1 / temperature
+        pairs = exchange.notes[label]
+        if not pairs:
+            return f"{label}: no log-probabilities of ids that the model has"
+        shifts = [value - power * own for own, value in pairs]
+        is_own = all(abs(value - own) < LEAST_APART / 2 for own, value in pairs)
+        is_shifted = max(shifts) - min(shifts) < LEAST_APART / 2 and (power != 1 or min(shifts) > LEAST_APART / 2)
+        kinds = {name for name, is_it in ((OWN, is_own), (DRAWN_FROM, is_shifted)) if is_it}
+        if not kinds:
+            return f"{label}: log-probabilities are of neither kind; the model's and those returned: {pairs[:4]}"
+        found[label] = kinds
+    shared = set.intersection(*found.values())
+    return "" if shared else "; ".join(f"{label}: {' or '.join(sorted(kinds))}" for label, kinds in found.items())

@@ -251,3 +251,27 @@ def ask_finite(talk: Talk) -> None:
 def judge_finite(exchange: Exchange) -> str:
     values = [value for one in read(exchange, "new") for value in one.logprobs or [math.nan]]
     return "" if all(map(math.isfinite, values)) else "log-probabilities are not finite after an update"
+
+
+def ask_small(talk: Talk) -> None:
+    """One tensor a call."""
+    peer, weights = open_peer(talk), talk.subject.policies.weights(BESIDE_EMBEDDINGS)
+    peer.send(weights, per_call=1)
+    peer.finish()
+    write(talk, "new")
+    expect(talk, "new", BESIDE_EMBEDDINGS)
+
+
+@check(
+    "an-update-may-come-in-small-parts",
+    "An update in calls of one tensor each MUST be served as a whole one.",
+    clause="servers/what-was-sent-is-what-is-served#12",
+    ask=ask_small,
+    since="2026-11-27",
+    dialects=("swift", "vllm"),
+    needs=NEEDS,
+    deadline_s=120,
+    requires=("new-weights-are-served",),
+)
+def judge_small(exchange: Exchange) -> str:
+    return judge_ok(exchange, ("new", None))
