@@ -96,7 +96,7 @@ PACKED = {f"{T}.packing": True, "model.attn_impl": "packed", f"{T}.gradient_accu
 RUNS = {
     "reused-and-resumed": ({"resume": 1}, {f"{G}.steps_per_generation": 2, f"{R}.max_new_tokens": 1}),
     "failing-rewards": ({}, {f"{G}.rewards": [{"function": "conformance.oracle.rewards:fails"}]}),
-    "two-ranks-packed": ({"servers": [{}, {}], "ranks": 2}, PACKED),
+    "two-ranks-packed": ({"servers": [{}, {}], "ranks": 2}, PACKED | {f"{R}.max_new_tokens": 1}),
 }
 
 
@@ -110,6 +110,10 @@ def test_a_run_agrees_with_the_oracle(tmp_path, name):
     events = [json.loads(line) for line in (tmp_path / "draw/run/journal.jsonl").read_text().splitlines()]
     further = [e for e in events if e["event"] == "generated" and e["purpose"] == "further"]
     assert sum(event["num_rollouts"] for event in further) > 0
+    if fields.get("ranks"):  # both replace groups in the same round
+        other = [json.loads(line) for line in (tmp_path / "draw/run/journal-rank1.jsonl").read_text().splitlines()]
+        theirs = [e for e in other if e["event"] == "generated" and e["purpose"] == "further"]
+        assert any(a["num_rollouts"] and b["num_rollouts"] for a, b in zip(further, theirs, strict=True))
     assert sum(event["num_tokens"] for event in further) > 0
 
 

@@ -212,7 +212,15 @@ def test_what_differs_in_substance_is_listed_with_its_reason():
         ("trl", {"kl_in_reward": False, "do_train": True, "shuffle_dataset": True}, "kl_in_reward", None, None),
         ("trl", {"kl_in_reward": True, "remove_unused_columns": True}, "kl_in_reward", None, "kl_in_reward"),
         ("swift", {"dynamic_sample": False, "use_hf": True, "dataset_shuffle": True}, "use_hf", None, None),
-        ("swift", {"dynamic_sample": True}, "dynamic_sample", None, "dynamic_sample"),
+        ("swift", {"dynamic_sample": True}, f"{GRPO}.dynamic_sampling", {"max_rounds": 3}, None),
+        (
+            "swift",
+            {"dynamic_sample": True, "max_resample_times": 5},
+            f"{GRPO}.dynamic_sampling",
+            {"max_rounds": 5},
+            None,
+        ),
+        ("swift", {"max_resample_times": 5}, f"{GRPO}.dynamic_sampling", None, None),
     ],
 )
 def test_a_value_of_the_source_becomes_ours_or_is_left_out(kind, fields, key, value, left_out):

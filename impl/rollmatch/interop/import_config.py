@@ -36,6 +36,7 @@ from rollmatch.interop.import_tables import (
     STRATEGIES,
     SWIFT,
     SWIFT_BATCH,
+    SWIFT_ROUNDS,
     TRL,
     TRL_REWARDS,
     USED_TOGETHER,
@@ -89,6 +90,8 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
     _convert_rewards(made, given)
     _convert_server(made, given)
     _convert_correction(made, given)
+    if given.get("dynamic_sample"):
+        made.keys[f"{GRPO}.dynamic_sampling"] = {"max_rounds": given.get("max_resample_times", SWIFT_ROUNDS)}
     if kind == "trl" and given.get("loss_type") == "cispo":
         made.left_out.pop("loss_type")
         _convert_cispo(made, given)

@@ -122,7 +122,11 @@ USED_TOGETHER = (
     "vllm_importance_sampling_mode",
     "rollout_importance_sampling_mode",
     "rollout_importance_sampling_threshold",
+    "dynamic_sample",
+    "max_resample_times",
 )
+SWIFT_ROUNDS = 3
+"""ms-swift's ``max_resample_times`` where nothing is said."""
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "multi_objective_aggregation": ("sum_then_normalize",),
     "log_completions": (True,),
