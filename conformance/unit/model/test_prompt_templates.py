@@ -118,7 +118,7 @@ def test_calls_of_tools_reach_the_chat_template(tmp_path):
 @pytest.mark.parametrize(
     ("name", "chat", "problem"),
     [
-        ("qwen3", {}, None),
+        ("qwen3", {}, "takes thoughts out of turns that are over"),
         ("qwen3", {"enable_thinking": False}, "before a turn that is over"),
         *(
             (name, {}, None)
@@ -141,3 +141,17 @@ def test_an_episode_of_a_real_model_is_the_whole_chat_or_refused(name, chat, pro
     episode = (*template.prompt_token_ids(asked), *turn, *template.reply_token_ids("no", is_stopped=True))
     whole = replace(asked, messages=(("user", "2+2?"), ("assistant", "5"), ("user", "no")))
     assert episode == template.prompt_token_ids(whole)
+
+
+@pytest.mark.scenario(clauses=["rollout-backends/a-prompt-is-rendered-whole-or-refused#6"])
+@pytest.mark.parametrize("fields", [{"messages": ASKED.messages}, {"tools": (TOOL,)}], ids=["system", "tools"])
+@pytest.mark.parametrize(("name", "is_refused"), [("mistral_nemo", True), ("llama3_1", False), ("qwen3_vl", False)])
+def test_a_template_that_moves_the_prompt_behind_a_turn_is_refused_with_the_sample(name, is_refused, fields):
+    template = Template(fetch_tokenizer(name), system="", user="", any_chat=True)
+    plain = replace(ASKED, messages=ASKED.messages[1:])
+    template.check_turns(plain)
+    if is_refused:
+        with refused("turns-not-rendered", "x.jsonl:7", problem="system text or tools", remedy="text"):
+            template.check_turns(replace(plain, **fields))
+    else:
+        template.check_turns(replace(plain, **fields))

@@ -43,6 +43,9 @@ class PromptUncuttable(ConfigError):
 _TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 _SHORTEST_MARKER = 5
 """Characters; <s> is also HTML."""
+_END_OF_THOUGHT = "</think>"
+"""As Qwen3, DeepSeek R1 and others write it; templates that know it mostly take thoughts out of earlier turns."""
+_AS_TEXT = "Set custom.extra.environment.observations to text, or give the model another chat template."
 NO_ID = -1
 """An id that no token has."""
 
@@ -262,11 +265,34 @@ class Template:
             raise _turns_not_rendered("does not write a second message of the user's behind the assistant's")
         if before != prompt:
             raise _turns_not_rendered(f"writes {before!r} before a turn that is over, and {prompt!r} before a new one")
+        if _END_OF_THOUGHT in str(self.tokenizer.chat_template):
+            self._check_thoughts(prompt)
         ids = self.vocabulary.encode_bytes(after.encode())
         if ids[:1] != (self.vocabulary.stop_id,):
             stop = self.vocabulary.stop_texts[0]
             raise _turns_not_rendered(f"writes {after[:40]!r} behind a turn, and the model ends it with {stop}")
         return ids[1:] if is_stopped else ids
+
+    def _check_thoughts(self, prompt: str) -> None:
+        """Raise ``turns-not-rendered`` where a turn with a thought stands otherwise in a chat that goes on."""
+        turn = f"<think>\n{WRITTEN}\n{_END_OF_THOUGHT}\n\n{WRITTEN}"
+        chat = [{"role": role, "content": text} for role, text in (("user", "?"), ("assistant", turn), ("user", "?"))]
+        if not self._chat_text(chat).startswith(prompt + turn):
+            raise _turns_not_rendered("takes thoughts out of turns that are over")
+
+    def check_turns(self, sample: Sample) -> None:
+        """Compare a sample's prompt with what stands before the first turn once there is a second message of the
+        user's. Errors: ``turns-not-rendered``, with the sample's origin; ``prompt-not-rendered``.
+        """
+        asked, turn = self.messages(sample), {"role": "assistant", "content": WRITTEN}
+        whole = self._rendered(sample, [*asked, turn, {"role": "user", "content": "?"}])
+        before, prompt = whole.partition(WRITTEN)[0], self._rendered(sample, asked)
+        if before != prompt:
+            moved = "system text or tools" if sample.tools or asked[0]["role"] == "system" else "text"
+            problem = f"moves {moved} of the prompt once there is a second message of the user's"
+            raise DataError(
+                f"the chat template {problem}", code="turns-not-rendered", key=sample.origin, remedy=_AS_TEXT
+            )
 
     def text_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
         """What stands between two turns where nothing but ``text`` does."""
@@ -372,8 +398,7 @@ def _answer_not_rendered(sample: Sample, problem: str) -> DataError:
 
 
 def _turns_not_rendered(problem: str) -> ConfigError:
-    remedy = "Set custom.extra.environment.observations to text, or give the model another chat template."
-    return ConfigError(f"the chat template {problem}", code="turns-not-rendered", key="model.model", remedy=remedy)
+    return ConfigError(f"the chat template {problem}", code="turns-not-rendered", key="model.model", remedy=_AS_TEXT)
 
 
 def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs_images: bool) -> Any:

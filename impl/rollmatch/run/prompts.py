@@ -109,7 +109,10 @@ def fit_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]
     if not samples:
         return PromptFit(samples=(), lengths=(), longest=0, origin="", limit=limit, num_skipped=0, num_cut=0)
     samples = samples if config.overlong == "skip" else spread(samples)
-    lengths = _lengths_of(template, samples)
+    environment = config.custom.extra.environment
+    lengths = _lengths_of(
+        template, samples, has_turns=environment.name is not None and environment.observations == "chat"
+    )
     longest, place = max((length, -place) for place, length in enumerate(lengths))
     origin, num_overlong = samples[-place].origin, sum(length > limit for length in lengths)
     for sample in _first_and_longest(samples, lengths):
@@ -130,14 +133,21 @@ def fit_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]
     )
 
 
-def _lengths_of(template: Template, samples: Sequence[Sample]) -> list[int]:
-    """Tokens of each prompt; answers are rendered, too. Errors: ``BadSamples``."""
+def _lengths_of(template: Template, samples: Sequence[Sample], *, has_turns: bool) -> list[int]:
+    """Tokens of each prompt; answers, and turns behind it, are rendered, too.
+
+    Errors: ``BadSamples``, ``turns-not-rendered``.
+    """
     lengths, errors = list[int](), list[DataError]()
+    if has_turns:
+        template.reply_token_ids("", is_stopped=True)
     for sample in samples:
         try:
             lengths.append(template.prompt_length(sample))
             if sample.answer is not None:
                 template.answered_ids(sample)
+            if has_turns:
+                template.check_turns(sample)
         except DataError as error:
             errors.append(error)
     if errors:
