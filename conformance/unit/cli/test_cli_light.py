@@ -73,7 +73,8 @@ def test_check_reports_problems_of_all_files_together(place, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "rollmatch: 35 problems"
     assert "[model-file-missing] model.model: " in lines[1]
-    assert "[image-size-mismatch] train.jsonl:1: " in lines[3]
+    assert lines[3] == "     run.yaml:7"
+    assert "[image-size-mismatch] train.jsonl:1: " in lines[4]
     assert "[field-missing] val.jsonl:1: " in lines[-3]
     assert lines[-1] == "     ... and 10 more"
 

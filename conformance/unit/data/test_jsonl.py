@@ -6,24 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.refusals import refused
-from rollmatch.data import BadSamples, load_samples
+from rollmatch.data import BadSamples, jsonl, load_samples
 from rollmatch.data.jsonl import SystemMessages, top_left
 from rollmatch.records import Geometry, GroundTruth
 
 DIGITS = Path(__file__).parents[3] / "fixtures" / "digits"
 
 
-@pytest.mark.parametrize(
-    "line", ["", " ", "{", "{} {}", '{"a": NaN}', '{"width": 8, "width": 9}', "{'a': 1}", "[" * 100_000]
-)
+@pytest.mark.parametrize("line", ["{", "{} {}", '{"a": NaN}', '{"width": 8, "width": 9}', "{'a': 1}", "[" * 100_000])
 def test_a_line_is_one_json_value(problems_in, record, line):
     assert problems_in(record, line, record) == [("line-not-json", 2)]
 
 
-@pytest.mark.parametrize(("line", "problem"), [(" ", "the line is empty"), ("{", "the line is not JSON: ")])
-def test_an_empty_line_is_said_to_be_empty(write, record, line, problem):
-    with refused("line-not-json", problem=problem):
-        load_samples(write(record, line))
+@pytest.mark.scenario(clauses=["samples/bad-records-stop-a-run-before-training#4"])
+@pytest.mark.parametrize("blank", ["", " ", "\t"])
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_blank_lines_are_passed_over_and_others_keep_their_numbers(write, record, blank, is_lazy, monkeypatch):
+    monkeypatch.setattr(jsonl, "LAZY_ABOVE", 0 if is_lazy else 100)
+    samples = load_samples(write(record, blank, record, blank))
+    assert [sample.origin.rpartition(":")[2] for sample in samples] == ["1", "3"]
+    with refused("line-not-json", problem="the line is not JSON: "):
+        load_samples(write(record, blank, "{"))
 
 
 def test_bytes_that_are_not_utf_8_are_refused(write, record):
@@ -43,7 +46,7 @@ def test_lines_end_at_line_feeds_only(write, record):
     assert len(load_samples(path)) == 2
 
 
-@pytest.mark.scenario("samples/an-empty-file-is-refused", clauses=["samples/bad-records-stop-a-run-before-training#4"])
+@pytest.mark.scenario("samples/an-empty-file-is-refused", clauses=["samples/bad-records-stop-a-run-before-training#5"])
 @pytest.mark.parametrize("content", [b"", b"\n", b" \n\n"])
 def test_an_empty_file_is_refused(tmp_path, content):
     path = tmp_path / "train.jsonl"

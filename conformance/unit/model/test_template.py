@@ -153,7 +153,7 @@ def damage(path):
     path.write_bytes(raw[: len(raw) // 2] + raw[len(raw) // 2 + 500 :])
 
 
-@pytest.mark.scenario(clauses=["samples/bad-records-stop-a-run-before-training#5"])
+@pytest.mark.scenario(clauses=["samples/bad-records-stop-a-run-before-training#6"])
 def test_whatever_fails_for_a_sample_names_its_line(template, tmp_path):
     Image.effect_noise((128, 128), 50).save(tmp_path / "damaged.png")
     damage(tmp_path / "damaged.png")
@@ -172,7 +172,7 @@ def test_whatever_fails_for_a_sample_names_its_line(template, tmp_path):
             call()
 
 
-@pytest.mark.scenario(clauses=["samples/bad-records-stop-a-run-before-training#5"])
+@pytest.mark.scenario(clauses=["samples/bad-records-stop-a-run-before-training#6"])
 @pytest.mark.parametrize(
     "body", ["{{ raise_exception('Only one turn.') }}", "{{ messages[0].no.such }}", "{{ 1 / 0 }}"]
 )

@@ -113,16 +113,19 @@ def test_the_24_worst_scenes_of_an_evaluation_are_drawn_worst_first():
 def test_the_page_of_an_evaluation_has_its_figures_bars_and_classes(tmp_path):
     metrics = {"num_images": 1200.0, "AP": 0.5, "AR_100": None, "f1@0.5": 1.0, "duplicate_rate": 1.0, "low": -0.5}
     by_desc = {"dog": {"AP": 0.75, "num": 1200}, "owl": {"AP": 0.25, "num": 2}, "cat": {"AP": None, "num": 3}}
+    figures = {"by_desc": by_desc, "precision_by_recall": [1.0, 0.5, 0.0], "drops": {"bad_box": 1200}}
     path = write_detection_page(
-        tmp_path, title="val", metrics=metrics, by_desc=by_desc, evaluation=evaluation(scene(7), scene(8))
+        tmp_path, title="val", metrics=metrics, figures=figures, evaluation=evaluation(scene(7), scene(8))
     )
     text = path.read_text()
     shown, bars = visible(text), re.findall(r'style="left:([^"]*)%', text)
     assert path == tmp_path / "eval.html"
-    assert "Value AP 0.500 AR_100 - f1@0.5 1.000 Classes" in shown
+    assert "Value AP 0.500 AR_100 - f1@0.5 1.000 Precision by recall" in shown
     assert "num_images 1,200 duplicate_rate 1.000 low -0.500" in shown
     assert "AP num cat - 3 owl 0.250 2 dog 0.750 1,200" in shown
     assert [float(width) for width in bars] == [50.0, 0.0, 100.0]
+    assert 'points="0,0.0 1,50.0 2,100.0"' in text
+    assert "bad_box 1,200" in shown
 
 
 def test_a_sample_without_a_second_answer_is_left_out():

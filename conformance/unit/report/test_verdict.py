@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from conformance.doubles.runs import evaluated_event, run_event, step_events
 from rollmatch.report.console import step_line
 from rollmatch.report.curves import make_charts
-from rollmatch.report.facts import make_completion_rows, make_drop_rows, make_facts, run_facts
+from rollmatch.report.facts import make_completion_groups, make_drop_rows, make_facts, run_facts
 from rollmatch.report.history import make_history
 from rollmatch.report.verdict import MEASURES, compare, make_verdict
 
@@ -195,11 +195,21 @@ def test_completions_are_shown_with_what_they_were_worth():
         {"text": "d"},
         "e",
     ]
-    rows = make_completion_rows(make_history([{"event": "completions", "step": 2, "completions": kept}]))
-    assert [(row.step, row.sample_id, row.worth, row.ending, row.text) for row in rows] == [
+    groups = make_completion_groups(make_history([{"event": "completions", "step": 2, "completions": kept}]))
+    assert [(each.step, each.sample_id, row.worth, row.ending, row.text) for each in groups for row in each.rows] == [
         (2, "4", "reward 0.500", "3 tokens, stop", "abc"),
         (2, "", "", " tokens, ", "d"),
     ]
+
+
+def test_completions_of_a_prompt_stand_together_with_question_and_expected_answer():
+    kept = [
+        {"sample_id": number, "question": f"{number} + 1?", "expected": str(number + 1), "text": text}
+        for number, text in ((3, "4"), (3, "5"), (8, "9"))
+    ]
+    first, second = make_completion_groups(make_history([{"event": "completions", "step": 2, "completions": kept}]))
+    assert (first.question, first.expected, [row.text for row in first.rows]) == ("3 + 1?", "4", ["4", "5"])
+    assert (second.question, second.expected, [row.text for row in second.rows]) == ("8 + 1?", "9", ["9"])
 
 
 def test_servers_that_came_and_went_are_named():

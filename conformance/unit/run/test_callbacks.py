@@ -16,7 +16,7 @@ from rollmatch.cli.main import main
 from rollmatch.config import load_config
 from rollmatch.errors import ErrorList
 from rollmatch.report.evaluations import Scene
-from rollmatch.report.facts import make_completion_rows, spread
+from rollmatch.report.facts import make_completion_groups, spread
 from rollmatch.report.history import load_history, make_history
 from rollmatch.run.callbacks import boxes_of, check_metric
 
@@ -106,14 +106,14 @@ def test_completions_are_kept_and_shown(run):
             assert 0 < one["num_tokens"] <= 8
             assert one["finish_reason"] in ("stop", "length")
             assert 0 <= one["worth"]["f1"] <= 1
-    rows = make_completion_rows(load_history(directory))
-    assert len(rows) == 4
+    groups = make_completion_groups(load_history(directory))
+    assert sum(len(group.rows) for group in groups) == 4
     assert "Training completions" in (directory / "run.html").read_text()
 
 
 def test_the_page_shows_completions_of_all_of_a_long_run():
     events = [{"event": "completions", "step": step, "completions": [{"text": "<b>"}, 3]} for step in range(100)]
-    assert [row.step for row in make_completion_rows(make_history(events))] == spread(100, 12)
+    assert [group.step for group in make_completion_groups(make_history(events))] == spread(100, 12)
 
 
 def test_a_resumed_run_remembers_how_long_nothing_has_got_better(run):

@@ -13,6 +13,7 @@ from conformance.doubles.digits import ROOT, absolute, write_cut
 from conformance.doubles.page_outline import read
 from conformance.doubles.started import HF, train_command
 from rollmatch.cli.main import main
+from rollmatch.objectives.rollout_matching.answer_format import DropReason
 from rollmatch.run.directory import RESOLVED
 
 SMALL = (
@@ -54,6 +55,11 @@ def test_figures_classes_and_scenes_are_written(evaluated):
     scores = [one["score"] for scene in record["scenes"] for one in scene["predicted"]]
     assert len(set(scores)) > 1
     assert all(0 < score < 1 for score in scores)
+    curve = record["precision_by_recall"]
+    assert len(curve) == 101
+    assert sum(curve) / 101 == pytest.approx(record["metrics"]["AP50"], abs=1e-3)
+    assert set(record["drops"]) <= set(DropReason)
+    assert "Precision by recall" in (evaluated / "eval.html").read_text()
     assert {"AP", "AP50", "AR_100", "F1"} <= next(iter(record["by_desc"].values())).keys()
 
 

@@ -3,8 +3,9 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from types import MappingProxyType
 from typing import NoReturn
 
 from rollmatch import __version__
@@ -26,6 +27,7 @@ from rollmatch.cli import (
     vectors,
     vllm_serve,
 )
+from rollmatch.config.layers import find_places
 from rollmatch.data import BadSamples
 from rollmatch.errors import ErrorList, RollmatchError
 from rollmatch.run.storage import storage_error
@@ -68,8 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         named = error if isinstance(error, RollmatchError) else storage_error(error)
         if named is None or os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise
-        print(format_error(named), file=sys.stderr)
+        print(format_error(named, _places_of(words)), file=sys.stderr)
         return 1
+
+
+def _places_of(words: Sequence[str]) -> Mapping[str, str]:
+    """Where the keys of the YAML on a command line are set; those of --set are not."""
+    files = [word for word in words if word.endswith((".yaml", ".yml"))]
+    sets = {word.partition("=")[0] for word in words if "=" in word}
+    places = find_places(files[0]) if files else {}
+    return {key: place for key, place in places.items() if key not in sets}
 
 
 def run() -> NoReturn:
@@ -77,20 +87,24 @@ def run() -> NoReturn:
     run_process(main, with_traceback=os.environ.get(TRACEBACK_VARIABLE) == "1")
 
 
-def format_error(error: RollmatchError) -> str:
-    """An error as a numbered list of problems, each with its remedy."""
+def format_error(error: RollmatchError, places: Mapping[str, str] = MappingProxyType({})) -> str:
+    """An error as a numbered list of problems, each with its remedy; ``places``: key -> file and line."""
     shown, num_hidden = _unfold(error)
     num_problems = len(shown) + num_hidden
     lines = [f"rollmatch: {num_problems} problem{'s' * (num_problems != 1)}"]
-    lines += [f"{number:3}. {_lines_of(problem)}" for number, problem in enumerate(shown, start=1)]
+    lines += [
+        f"{number:3}. {_lines_of(problem, places.get(problem.key, ''))}"
+        for number, problem in enumerate(shown, start=1)
+    ]
     if num_hidden:
         lines.append(f"     ... and {num_hidden} more")
     return "\n".join(lines)
 
 
-def _lines_of(error: RollmatchError) -> str:
+def _lines_of(error: RollmatchError, place: str) -> str:
     where = f"{error.key}: " if error.key else ""
-    return f"[{error.code}] {where}{error.problem}" + (f"\n     {error.remedy}" if error.remedy else "")
+    remedy = f"\n     {error.remedy}" if error.remedy else ""
+    return f"[{error.code}] {where}{error.problem}{remedy}" + (f"\n     {place}" if place else "")
 
 
 def _unfold(error: RollmatchError) -> tuple[list[RollmatchError], int]:

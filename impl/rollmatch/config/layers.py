@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from rollmatch.config.yaml_dialect import Tree, parse_mapping, parse_value
+from rollmatch.config.yaml_dialect import Tree, lines_of, parse_mapping, parse_value
 from rollmatch.errors import ConfigError, ErrorList
 
 EXTENDS = "extends"
@@ -76,6 +76,30 @@ def read_tree(path: str | Path) -> Tree:
     if errors:
         raise ErrorList({str(error): error for error in errors}.values())
     return tree
+
+
+def find_places(path: str | Path, *, chain: tuple[Path, ...] = ()) -> dict[str, str]:
+    """Dotted key, in full -> ``file:line`` where a file of ``read_tree`` sets it; empty for what cannot be read."""
+    text = None if Path(path) in chain else _text_or_none(Path(path))
+    lines = lines_of(text) if text is not None else {}
+    try:
+        bases = (parse_mapping(text, origin=str(path)) if text is not None else {}).get(EXTENDS, [])
+    except ErrorList:
+        bases = []
+    places: dict[str, str] = {}
+    for base in [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else []:
+        places |= find_places(Path(path).parent / str(base), chain=(*chain, Path(path)))
+    for key, line in lines.items():
+        short, dot, rest = key.partition(".")
+        places[f"{SHORT.get(short, short)}{dot}{rest}"] = f"{path}:{line}"
+    return places
+
+
+def _text_or_none(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
 
 
 def merge(under: Tree, over: Tree) -> Tree:

@@ -308,7 +308,8 @@ class TrainingConfig(Section):
     callbacks: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
     """Callbacks of transformers, each as module:class; a class is made without arguments."""
     logged_completions: Index = 1
-    """Training completions that the journal and the run page keep of each step. Unit: completions."""
+    """Training completions that the journal and the run page keep of each step, rounded up to whole groups.
+    Unit: completions."""
     save_steps: Count = 50
     """Steps between checkpoints. Unit: optimizer steps."""
     save_total_limit: Count | None = 2

@@ -72,6 +72,27 @@ def parse_mapping(text: str, *, origin: str) -> Tree:
     return tree
 
 
+def lines_of(text: str) -> dict[str, int]:
+    """Dotted key -> its line, from 1, as far as the document is right.
+
+    >>> lines_of("training:\\n  seed: 1\\n")
+    {'training': 1, 'training.seed': 2}
+    """
+    try:
+        node = yaml.compose(text, Loader=Yaml12Loader)
+    except yaml.YAMLError:
+        return {}
+    return dict(_lines_below(node, ())) if isinstance(node, yaml.MappingNode) else {}
+
+
+def _lines_below(node: yaml.MappingNode, path: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    for key, value in node.value if len(path) < MAX_DEPTH else ():
+        names = (*path, str(key.value))
+        yield ".".join(names), key.start_mark.line + 1
+        if isinstance(value, yaml.MappingNode):
+            yield from _lines_below(value, names)
+
+
 def dump(tree: Tree) -> str:
     """A tree as YAML text, keys in their order; ``parse_mapping`` reads it back equal."""
     text = yaml.dump(tree, Dumper=_Yaml12Dumper, sort_keys=False, allow_unicode=True, width=120)

@@ -99,7 +99,7 @@ def load_samples(
     systems: SystemMessages = NO_SYSTEM,
     skipped: list[DataError] | None = None,
 ) -> Sequence[Sample]:
-    """Read and check a whole data set.
+    """Read and check a whole data set; blank lines are passed over.
 
     Records have objects, and may have their own prompt beside them; with ``systems.chats`` they may have it instead.
 
@@ -183,11 +183,13 @@ class JsonlFile:
 
     def _read(self, place: int, line: bytes) -> tuple[Sample | None, list[DataError]]:
         key = f"{self.path}:{place + 1}"
+        if not line.strip():  # between records, and after the last one
+            return None, []
         try:
             record = parse_json(line.decode("utf-8-sig" if place == 0 else "utf-8"))  # Windows' editors write a mark
         except (ValueError, RecursionError) as error:
-            problem = f"the line is not JSON: {error}" if line.strip() else "the line is empty"
-            return None, [DataError(problem, code="line-not-json", key=key, remedy="Write one JSON object per line.")]
+            problem, remedy = f"the line is not JSON: {error}", "Write one JSON object per line."
+            return None, [DataError(problem, code="line-not-json", key=key, remedy=remedy)]
         return self.rules.read(record, place, key)
 
     def _exists(self, image: str) -> bool:

@@ -29,6 +29,8 @@ class AnswerRow:
     sample_id: str
     question: str
     expected: str
+    name: str
+    """Of the worth: reward, or exact."""
     cells: tuple[AnswerCell, ...]
 
 
@@ -55,6 +57,7 @@ def _row(answers: Sequence[Answer]) -> AnswerRow:
         sample_id=str(answers[0].sample_id),
         question=answers[0].question,
         expected=answers[0].expected,
+        name="exact" if answers[0].reward is None else "reward",
         cells=tuple(
             AnswerCell(
                 when=when,

@@ -9,7 +9,7 @@ import yaml
 from rollmatch.errors import LaunchError
 from rollmatch.report.curves import Chart, Line, Plot, draw, read_series
 from rollmatch.report.history import History, load_history
-from rollmatch.report.numbers import compact, percent
+from rollmatch.report.numbers import compact, duration, percent
 from rollmatch.report.page import CONFIG_NAME, FRAME, render, write_whole
 
 MOST_RUNS = 6
@@ -18,6 +18,7 @@ PLOTS = (
     Plot(title="F1 on held-out samples", lines=(Line(label="", field="f1", validation=True),), ceiling=1.0),
     Plot(title="Reward on held-out samples", lines=(Line(label="", field="reward", validation=True),)),
     Plot(title="Mean IoU on held-out samples", lines=(Line(label="", field="mean_iou", validation=True),), ceiling=1.0),
+    Plot(title="Loss of true answers, held-out", lines=(Line(label="", field="loss", validation=True),)),
     Plot(title="Loss", lines=(Line(label="", field="loss"),)),
     Plot(title="Invalid responses", lines=(Line(label="", field="invalid_rate"),), text=percent, as_percent=True),
     Plot(title="Rollout speed, tokens per second", lines=(Line(label="", field="rollout_tok_s"),), text=compact),
@@ -76,7 +77,7 @@ def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
     for plot in PLOTS:
         series = [read_series(replace(line, label=run.name), run.history) for line in plot.lines for run in runs]
         known = [one for one in series if any(value is not None for value in one.values)]
-        if known:
+        if any(value for one in known for value in one.values):  # zeros in all runs say nothing
             charts.append(draw(plot, known))
     return charts
 
@@ -87,7 +88,7 @@ def _figures(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     metrics = dict.fromkeys(name for figures in last for name, value in figures.items() if value)
     rows = [(name, [f"{figures[name]:.4g}" if name in figures else "-" for figures in last]) for name in metrics]
     steps = ("optimizer steps", [str(len(run.history.steps)) for run in runs])
-    return [steps, ("hours", [f"{run.history.duration_s / 3600:.2f}" for run in runs]), *rows]
+    return [steps, ("time", [duration(run.history.duration_s) for run in runs]), *rows]
 
 
 def _differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:

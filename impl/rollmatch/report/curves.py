@@ -76,6 +76,8 @@ class Plot:
     text: Callable[[object], str] = plain
     ceiling: float | None = None
     as_percent: bool = False
+    hides_zeros: bool = False
+    """Left out where all values are 0: the run does not measure it."""
 
 
 PLOTS = (
@@ -88,7 +90,12 @@ PLOTS = (
                             Line(label="validation", field="f1", validation=True)), ceiling=1.0),
     Plot(title="Reward", lines=(Line(label="training", field="reward"),
                                 Line(label="validation", field="reward", validation=True))),
-    Plot(title="Distance to the policy before training (k3)", lines=(Line(label="kl", field="kl"),)),
+    Plot(title="Distance to the policy before training (k3)", lines=(Line(label="kl", field="kl"),), hides_zeros=True),
+    Plot(title="Entropy of the policy, nats per token", lines=(Line(label="entropy", field="entropy"),),
+         hides_zeros=True),
+    Plot(title="Length of responses, tokens", lines=(Line(label="training", field="response_len"),
+                                                     Line(label="validation", field="response_len", validation=True)),
+         text=compact),
     Plot(title="Clipped tokens, and groups that teach nothing", text=percent, as_percent=True, ceiling=0.05,
          lines=(Line(label="clipped", field="clip_share"), Line(label="flat groups", field="flat_group_rate"))),
     Plot(title="Engine and learner apart, mean |log-probability|", lines=(Line(label="drift", field="drift"),),
@@ -106,7 +113,9 @@ PLOTS = (
     Plot(title="Invalid and truncated responses", text=percent, as_percent=True, ceiling=0.05,
          lines=(Line(label="invalid", field="invalid_rate"), Line(label="truncated", field="truncated_rate"))),
     Plot(title="Packing fill", lines=(Line(label="fill", field="fill"),), text=percent, as_percent=True, ceiling=1.0),
-    Plot(title="Rollout speed, tokens per second", lines=(Line(label="tok/s", field="rollout_tok_s"),), text=compact),
+    Plot(title="Rollout speed, tokens per second", lines=(Line(label="tok/s", field="rollout_tok_s"),), text=compact,
+         hides_zeros=True),
+    Plot(title="Learning rate", lines=(Line(label="learning rate", field="learning_rate"),), text=compact),
     Plot(title="Gradient norm", lines=(Line(label="norm", field="grad_norm"),), text=compact),
 )  # fmt: skip
 
@@ -153,7 +162,9 @@ def make_charts(history: History) -> tuple[Chart, ...]:
 
 def _make_chart(plot: Plot, history: History) -> Chart | None:
     series = [read_series(line, history) for line in plot.lines]
-    series = [one for one in series if any(value is not None for value in one.values)]
+    series = [
+        one for one in series if any(value is not None and (value or not plot.hides_zeros) for value in one.values)
+    ]
     return draw(plot, series) if series else None
 
 

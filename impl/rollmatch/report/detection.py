@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rollmatch.records import rounded
 from rollmatch.report.answers import make_answer_rows
@@ -30,9 +31,12 @@ class FigureRow:
 
 
 def write_detection_page(
-    folder: Path, *, title: str, metrics: Figures, by_desc: Mapping[str, Figures], evaluation: Evaluation
+    folder: Path, *, title: str, metrics: Figures, figures: Mapping[str, Any], evaluation: Evaluation
 ) -> Path:
-    """Write ``eval.html``. ``evaluation`` has all scenes; those with the lowest F1 are drawn."""
+    """Write ``eval.html``. ``figures``: by class, curve and drops, as in ``eval.json``. ``evaluation`` has all scenes;
+    those with the lowest F1 are drawn."""
+    by_desc: Mapping[str, Figures] = figures["by_desc"]
+    curve: Sequence[float] = figures["precision_by_recall"]
     content = {
         "title": title,
         "leading": [figure_row(name, metrics[name]) for name in LEADING if name in metrics],
@@ -42,6 +46,8 @@ def write_detection_page(
         "cards": worst_cards(evaluation, folder),
         "num_scenes": len(evaluation.scenes),
         "answers": (),
+        "curve": " ".join(f"{place},{100 - 100 * value:.1f}" for place, value in enumerate(curve)),
+        "drops": figures["drops"],
     }
     return write_whole(folder / PAGE_NAME, render("eval.html", content))
 
@@ -58,6 +64,8 @@ def write_answers_page(folder: Path, *, title: str, evaluation: Evaluation) -> P
         "cards": (),
         "num_scenes": 0,
         "answers": make_answer_rows(evaluation, None),
+        "curve": "",
+        "drops": {},
     }
     return write_whole(folder / PAGE_NAME, render("eval.html", content))
 

@@ -10,8 +10,8 @@ from rollmatch.records import rounded
 from rollmatch.report.history import Event, History
 from rollmatch.report.numbers import compact, duration, finite, percent, plain
 
-MOST_COMPLETIONS = 12
-"""On the page, spread over the steps."""
+MOST_GROUPS = 12
+"""Groups of training completions on the page, spread over the steps."""
 Facts = tuple[tuple[str, str], ...]
 
 
@@ -24,6 +24,7 @@ def make_facts(history: History) -> Facts:
             ("Started", _when(history.started_at)),
             ("Time under way", duration(history.duration_s) if history.duration_s else ""),
             ("Rollouts", _rollouts(others["generated"])),
+            ("Learnt from", _learnt(others["packed"], history.run)),
             ("Packing", _packing(others["packed"])),
             ("Weight sync", _sync(others["synced"])),
             ("GPU memory", _gpu_memory(history.steps)),
@@ -106,6 +107,17 @@ def _rollouts(generated: Sequence[Event]) -> str:
     return f"{plain(sum(num_rollouts), digits=0)} with {compact(sum(num_tokens))} tokens" if num_rollouts else ""
 
 
+def _learnt(packed: Sequence[Event], run: Event) -> str:
+    """Different samples in all steps' micro-batches.
+
+    >>> _learnt([{"sample_ids": [[0, 3], [3]]}, {"sample_ids": [[5]]}], {"num_train_samples": 8})
+    '3 of 8 samples'
+    """
+    rows = [row for event in packed for row in event.get("sample_ids") or ()]
+    seen, whole = {str(one) for row in rows for one in row}, finite(run.get("num_train_samples"))
+    return f"{len(seen):,} of {plain(whole, digits=0)} samples" if seen and whole is not None else ""
+
+
 def _packing(packed: Sequence[Event]) -> str:
     fill = _numbers(packed, "fill")
     if not fill:
@@ -183,8 +195,6 @@ def _count(events: Sequence[Event]) -> Counter[str]:
 class CompletionRow:
     """A training completion as the page shows it."""
 
-    step: int
-    sample_id: str
     worth: str
     """Reward or F1, if the objective has one."""
     ending: str
@@ -192,20 +202,46 @@ class CompletionRow:
     text: str
 
 
-def make_completion_rows(history: History) -> tuple[CompletionRow, ...]:
-    """Completions of the first step, of the last one, and of steps between them."""
-    rows = [
-        CompletionRow(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionGroup:
+    """The completions of one prompt in one step."""
+
+    step: int
+    sample_id: str
+    question: str
+    expected: str
+    rows: tuple[CompletionRow, ...]
+
+
+def make_completion_groups(history: History) -> tuple[CompletionGroup, ...]:
+    """Groups of the first step, of the last one, and of steps between them."""
+    groups = [
+        CompletionGroup(
             step=event["step"],
-            sample_id=_text(one.get("sample_id")),
-            worth=", ".join(f"{name} {plain(value)}" for name, value in _worth_of(one)),
-            ending=f"{_text(one.get('num_tokens'))} tokens, {_text(one.get('finish_reason'))}",
-            text=_text(one.get("text")),
+            sample_id=sample_id,
+            question=_text(members[0].get("question")),
+            expected=_text(members[0].get("expected")),
+            rows=tuple(map(_completion_row, members)),
         )
         for event in history.others["completions"]
-        for one in _mappings(event.get("completions"))
+        for sample_id, members in _by_sample(_mappings(event.get("completions"))).items()
     ]
-    return tuple(rows[place] for place in spread(len(rows), MOST_COMPLETIONS))
+    return tuple(groups[place] for place in spread(len(groups), MOST_GROUPS))
+
+
+def _completion_row(one: dict[str, object]) -> CompletionRow:
+    return CompletionRow(
+        worth=", ".join(f"{name} {plain(value)}" for name, value in _worth_of(one)),
+        ending=f"{_text(one.get('num_tokens'))} tokens, {_text(one.get('finish_reason'))}",
+        text=_text(one.get("text")),
+    )
+
+
+def _by_sample(completions: Sequence[dict[str, object]]) -> dict[str, list[dict[str, object]]]:
+    groups: dict[str, list[dict[str, object]]] = {}
+    for one in completions:
+        groups.setdefault(_text(one.get("sample_id")), []).append(one)
+    return groups
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -11,7 +11,7 @@ from rollmatch.errors import LaunchError
 from rollmatch.report.answers import make_answer_rows
 from rollmatch.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, make_charts
 from rollmatch.report.evaluations import Evaluation, load_evaluation
-from rollmatch.report.facts import make_completion_rows, make_drop_rows, make_facts
+from rollmatch.report.facts import make_completion_groups, make_drop_rows, make_facts
 from rollmatch.report.gantt import make_gantt
 from rollmatch.report.history import History, load_history
 from rollmatch.report.noise import noise_between
@@ -68,7 +68,7 @@ def _content(run_dir: Path) -> dict[str, object]:
         "phases": make_phase_chart(history),
         "gantt": make_gantt(history),
         "drops": make_drop_rows(history),
-        "completions": make_completion_rows(history),
+        "completions": make_completion_groups(history),
         "cards": cards,
         "num_scenes": len(loaded[0].scenes) if loaded else 0,
         "answers": make_answer_rows(loaded[0], loaded[1] if len(loaded) > 1 else None) if loaded else (),

@@ -12,12 +12,14 @@ from rollmatch.report.numbers import finite, percent, plain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """One figure of an evaluation, 0..1."""
+    """One figure of an evaluation."""
 
     key: str
     label: str
     higher_is_better: bool = True
     as_percent: bool = False
+    has_track: bool = True
+    """Whether its values are shares, which have a place between 0 and 1."""
 
     def text(self, value: object) -> str:
         """The figure as shown everywhere: three decimals, or a percentage."""
@@ -35,7 +37,7 @@ MEASURES = (
     Measure(key="truncated_rate", label="Truncated", higher_is_better=False, as_percent=True),
 )
 
-LOSS = Measure(key="loss", label="Loss", higher_is_better=False)
+LOSS = Measure(key="loss", label="Loss", higher_is_better=False, has_track=False)
 """Of the true answers, where they are taught."""
 TEXT_MEASURES = (
     LOSS,
@@ -99,12 +101,12 @@ class Change:
     @property
     def before_percent(self) -> float | None:
         """Where the earlier figure stands on a track from 0 to 1."""
-        return _percent_of_track(self.before)
+        return _percent_of_track(self.before) if self.measure.has_track else None
 
     @property
     def after_percent(self) -> float | None:
         """Where the later figure stands on a track from 0 to 1."""
-        return _percent_of_track(self.after)
+        return _percent_of_track(self.after) if self.measure.has_track else None
 
     @property
     def before_text(self) -> str:

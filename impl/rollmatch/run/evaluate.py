@@ -71,9 +71,7 @@ def evaluate(options: argparse.Namespace) -> None:
 
     evaluation, metrics = load_evaluation(out / FIGURES), figures["metrics"]
     if subject.config.custom.detects:
-        page = write_detection_page(
-            out, title=title, metrics=metrics, by_desc=figures["by_desc"], evaluation=evaluation
-        )
+        page = write_detection_page(out, title=title, metrics=metrics, figures=figures, evaluation=evaluation)
         _print({name: metrics[name] for name in PRINTED})
     else:
         page = write_answers_page(out, title=title, evaluation=evaluation)
@@ -251,7 +249,14 @@ def judge(
         scenes.append(scene | {"predicted": predicted})
     figures = judge_detection(answers, target.match_rules)
     gate = target.match_rules.maskiou_gate
-    return {"metrics": figures.metrics, "by_desc": figures.by_desc, "iou_threshold": gate, "scenes": scenes}
+    return {
+        "metrics": figures.metrics,
+        "by_desc": figures.by_desc,
+        "precision_by_recall": figures.curve,
+        "drops": figures.drops,
+        "iou_threshold": gate,
+        "scenes": scenes,
+    }
 
 
 def _print(metrics: Mapping[str, float | None]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rollmatch.learn.batch import MicroBatch
+from rollmatch.objectives.answers import expected_of, question_of
 from rollmatch.objectives.protocol import Objective
 from rollmatch.records import Rollout, Sample, rounded
 from rollmatch.rollout.prefetch import Prefetch
@@ -172,6 +173,8 @@ class StepReport:
         return [
             {
                 "sample_id": sample.sample_id,
+                "question": question_of(sample),
+                "expected": expected_of(sample)[:LONGEST_TEXT],
                 "text": text_of(rollout.response_token_ids)[:LONGEST_TEXT],
                 "num_tokens": len(rollout.response_token_ids),
                 "finish_reason": rollout.finish_reason,

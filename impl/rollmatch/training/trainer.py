@@ -383,7 +383,8 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         if made.completions is not None:
             asked, rollouts = [list(column) for column in zip(*made.completions, strict=True)]
         if self.logged_completions and self.source.ranks.is_primary:
-            shown = rollouts[: self.logged_completions]
+            size = self.learner.objective.reuse.num_rollouts  # groups stay whole
+            shown = rollouts[: -(-self.logged_completions // size) * size]
             completions = report.completions(asked, shown, made.reports, template.vocabulary.text)
             self.source.journal.write("completions", step=report.step, completions=completions)
         report.num_rollout_tokens = made.num_rollout_tokens

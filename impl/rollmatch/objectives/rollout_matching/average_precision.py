@@ -68,6 +68,9 @@ class AveragePrecision:
     """By the names of ``SUMMARY``."""
     by_desc: dict[str, dict[str, float | None]]
     """``AP``, ``AP50`` and ``AR_100`` of each category."""
+    curve: tuple[float, ...] = ()
+    """[101] precision at IoU 0.5 and recall 0, 0.01, ... 1, mean over categories; empty where there is nothing to
+    find."""
 
 
 def average_precision(truth: Sequence[TrueBox], detected: Sequence[DetectedBox], num_images: int) -> AveragePrecision:
@@ -101,7 +104,12 @@ def average_precision(truth: Sequence[TrueBox], detected: Sequence[DetectedBox],
         curve = precision[:, :, place, ALL_AREAS, MOST_DETECTIONS]
         of_50, reached = curve[IOU_50], recall[:, place, ALL_AREAS, MOST_DETECTIONS]
         by_desc[desc] = {"AP": _mean(curve), "AP50": _mean(of_50), "AR_100": _mean(reached)}
-    return AveragePrecision(summary={n: _known(v) for n, v in zip(SUMMARY, judge.stats)}, by_desc=by_desc)
+    of_50 = precision[IOU_50, :, :, ALL_AREAS, MOST_DETECTIONS]
+    return AveragePrecision(
+        summary={n: _known(v) for n, v in zip(SUMMARY, judge.stats)},
+        by_desc=by_desc,
+        curve=tuple(_mean(at_recall) or 0.0 for at_recall in of_50),
+    )
 
 
 def _entry(each: TrueBox | DetectedBox, numbers: dict[str, int]) -> dict[str, Any]:

@@ -53,6 +53,10 @@ class DetectionFigures:
 
     metrics: dict[str, float | None]
     by_desc: dict[str, dict[str, float | int | None]]
+    curve: tuple[float, ...]
+    """[101] precision at IoU 0.5 by recall, as ``AveragePrecision``."""
+    drops: dict[str, int]
+    """Why objects of responses were dropped -> their number."""
 
 
 def object_scores(objects: Sequence[PredictedObject], rollout: Rollout, vocabulary: Vocabulary) -> tuple[float, ...]:
@@ -88,7 +92,13 @@ def judge_detection(answers: Sequence[Answered], rules: MatchRules) -> Detection
         "num_images": float(len(answers)),
     }
     by_desc = {desc: figures | counts[F1_IOUS[0]].of(desc) for desc, figures in scored.by_desc.items()}
-    return DetectionFigures(metrics=metrics, by_desc=by_desc)
+    drops = sum((Counter(one.parsed.drops) for one in answers), Counter[str]())
+    return DetectionFigures(
+        metrics=metrics,
+        by_desc=by_desc,
+        curve=scored.curve,
+        drops={str(reason): count for reason, count in drops.most_common()},
+    )
 
 
 class Counts:
