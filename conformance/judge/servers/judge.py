@@ -118,7 +118,7 @@ def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequenc
     recording = Recording(server=known.server, dialect=known.dialect, facts=facts, reproduce=known.reproduce)
     if only and path.exists():
         recording = read_recording(path)
-        recording.facts |= facts
+        recording.facts |= facts | {"date": recording.facts["date"]}  # of the oldest of its checks
     judging = Judging(known, policies, folder)
     for check, exchange, seconds in judging.run(checks_for(known.dialect, only=only)):
         recording.keep(check, exchange, seconds)
