@@ -5,30 +5,21 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
-from conformance.doubles.configs import config_with
 from conformance.doubles.digits import CONFIG, write_cut
 from conformance.doubles.health_server import config_for, serving
 from conformance.doubles.refusals import refused
 from conformance.doubles.started import HF, journal_of, started, train_command
 from rollmatch.cli.main import main
-from rollmatch.data import LazySamples
-from rollmatch.data.checked import CHECKED_FILES
 from rollmatch.errors import LaunchError
-from rollmatch.launch import learner
-from rollmatch.launch.nodes import Placement
 from rollmatch.launch.processes import parse_gpus, run_child, shell_line
-from rollmatch.run.server_checks import WaitPolicy, wait_for_notice, wait_for_servers
+from rollmatch.run.server_checks import WaitPolicy, wait_for_servers
 from rollmatch.server.settings import KEY_VARIABLE
 
-SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000", "~.vllm.server.group_port=51216")
 SIZES = "custom.extra.rollout_server.vllm_data_parallel_size=3"
-PAIRS = "custom.extra.rollout_server.vllm_tensor_parallel_size=2"
 
 
 @pytest.fixture
@@ -228,31 +219,6 @@ def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path):
     assert (out / f"checkpoint-{step}" / "trainer_state.json").exists()
 
 
-@pytest.mark.parametrize("threads", [None, "3"])
-@pytest.mark.parametrize(("overrides", "waits"), [(SERVED, 1), (("~.vllm.mode=colocate",), 0)])
-def test_ranks_get_a_notice_once_their_servers_are_there(monkeypatch, overrides, waits, threads):
-    calls, shown = [], []
-
-    def run_child(words, environment, *, check=lambda: None, has_begun=None):
-        shown.append(environment)
-        if notice := environment.pop(learner.SERVERS_NOTICE, None):
-            wait_for_notice(Path(notice), check)
-            assert calls == [("0", "2")]
-        return 7
-
-    monkeypatch.setenv("OMP_NUM_THREADS", threads or "")
-    if threads is None:
-        monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(learner, "load_config", lambda *_: config_with(*overrides))
-    monkeypatch.setattr(learner, "with_local_model", lambda config: config)
-    monkeypatch.setattr(learner, "load_checked", lambda config: ((), ()))
-    monkeypatch.setattr(learner, "wait_for_servers", lambda config, wait, *, gpus: calls.append(gpus))
-    monkeypatch.setattr(learner, "run_child", run_child)
-    assert learner.launch("x.yaml", (), Placement(gpus=("0", "2")), wait=WaitPolicy()) == 7
-    assert calls == [("0", "2")] * waits
-    assert shown == [{"CUDA_VISIBLE_DEVICES": "0,2"} | ({} if threads else {"OMP_NUM_THREADS": "1"})]
-
-
 def test_an_error_of_a_check_ends_the_child():
     sleeping = [sys.executable, "-c", "import time; time.sleep(99)"]
 
@@ -265,13 +231,3 @@ def test_an_error_of_a_check_ends_the_child():
         run_child(sleeping, {}, check=check)
     (child,) = children - before
     assert not child.is_running()
-
-
-def test_ranks_are_spared_what_the_launcher_has_checked(monkeypatch):
-    split, shown = LazySamples(None, np.arange(2), num_objects=3, fingerprint="f"), []
-    monkeypatch.setattr(learner, "load_config", lambda *_: config_with("~.vllm.mode=colocate"))
-    monkeypatch.setattr(learner, "with_local_model", lambda config: config)
-    monkeypatch.setattr(learner, "load_checked", lambda config: (split, [*split.places]))
-    monkeypatch.setattr(learner, "run_child", lambda words, environment: shown.append(environment) or 7)
-    assert learner.launch("x.yaml", (), Placement(gpus=("0", "2")), wait=WaitPolicy()) == 7
-    assert shown[0][CHECKED_FILES] == '{"f": 3}'

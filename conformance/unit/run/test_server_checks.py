@@ -1,9 +1,6 @@
 """What a learner compares a rollout server with, how it waits for one, and what it sets for the libraries it loads."""
 
-import os
 import sys
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +8,7 @@ from conformance.doubles.configs import config_with
 from conformance.doubles.http_server import answering
 from conformance.doubles.refusals import refused
 from rollmatch.config.servers import server_section
-from rollmatch.dialects.session import ClientSettings, RolloutServer, ServerUnreachable
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.launch import learner
 from rollmatch.launch.nodes import Placement
 from rollmatch.run import connect, machine, server_checks
@@ -63,47 +60,6 @@ def test_the_learner_s_gpus_are_those_it_was_given(monkeypatch, value, gpus):
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert server_checks.learner_gpus() == gpus
-
-
-@pytest.mark.parametrize("rank", ["0", "1", None])
-@pytest.mark.parametrize(
-    ("limit_s", "waits", "said_s"), [(3.5, [1.0, 1.0, 1.0, 0.5], "4"), (1.0, [1.0], None), (0.0, [0.1], None)]
-)
-def test_health_is_awaited_in_looks_of_a_second(monkeypatch, capsys, rank, limit_s, waits, said_s):
-    now, looks, check = [100.0], [], Mock()
-
-    def look(seconds):
-        looks.append(seconds)
-        now[0] += seconds
-        raise ServerUnreachable("not yet", remedy="Start it.")
-
-    monkeypatch.setattr(server_checks, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.delenv("RANK", raising=False)
-    if rank:
-        monkeypatch.setenv("RANK", rank)
-    server = SimpleNamespace(base_url="http://a:1", wait_until_healthy=look)
-    with refused("server-unreachable", "http://a:1", problem=f"not healthy within {limit_s:g} s", remedy="Start it."):
-        server_checks._await_health(server, check, deadline=100 + limit_s, limit_s=limit_s, server_pid=os.getpid())
-    assert (looks, check.call_count) == (waits, len(waits))
-    line = f"waiting for http://a:1 to be healthy, {said_s} s at most\n"
-    assert capsys.readouterr().out == (line if said_s and rank != "1" else "")
-
-
-def test_a_server_process_that_has_ended_is_not_awaited():
-    gone = Mock(base_url="http://a:1")
-    with refused("server-process-died", "--server-pid", problem=f"process {2**22 + 1} has ended"):
-        server_checks._await_health(gone, lambda: None, deadline=0.0, limit_s=9.0, server_pid=2**22 + 1)
-    gone.wait_until_healthy.assert_not_called()
-
-
-@pytest.mark.parametrize("is_compared", [True, False])
-def test_the_journal_says_whether_servers_were_asked_for_their_tensors(is_compared):
-    sender, journal = Mock(), Mock()
-    sender.check.return_value = is_compared
-    connect._compare(sender, ["a", "b"], journal)
-    journal.write.assert_called_once_with("tensors", number=2, are_compared_with_servers=is_compared)
-    connect._compare(sender, ["a"], None)
-    assert [call.args[0] for call in sender.check.call_args_list] == [["a", "b"], ["a"]]
 
 
 @pytest.mark.parametrize(("limit", "used"), [("null", None), ("0", None), ("-1", None), ("0.5", 0.5)])
