@@ -14,9 +14,3 @@ def spelling(answer, sample):
 def num_digits(answer, sample):
     """The number of true names that stand in the answer."""
     return float(sum(truth.desc in answer for truth in sample.objects))
-
-
-def fails_on_odd_samples(answer, sample):
-    if sample.sample_id % 2:
-        raise LookupError("an odd sample")
-    return digit_sum(answer, sample)

@@ -21,38 +21,6 @@ def collate(pairs, model):
     return make_model_inputs(row, images=images, model=model)
 
 
-def test_a_row_concatenates_ids_and_restarts_positions(pairs, model):
-    inputs = collate(pairs, model)
-    lengths = [segment.encoded_len for segment, _ in pairs]
-    assert inputs["input_ids"].tolist() == [[token for segment, _ in pairs for token in segment.token_ids]]
-    assert inputs["position_ids"].shape == (4, 1, sum(lengths))
-    assert inputs["position_ids"][0, 0].tolist() == [index for length in lengths for index in range(length)]
-    assert inputs["cu_seq_lens_q"].tolist() == [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    assert inputs["cu_seq_lens_q"].dtype == torch.int32
-    assert torch.equal(inputs["cu_seq_lens_q"], inputs["cu_seq_lens_k"])
-    assert inputs["max_length_q"] == inputs["max_length_k"] == max(lengths)
-    assert inputs["use_cache"] is False
-    assert "attention_mask" not in inputs
-
-
-def test_mrope_positions_are_those_of_each_segment_alone(pairs, model):
-    rows = collate(pairs, model)["position_ids"].split([segment.encoded_len for segment, _ in pairs], dim=2)
-    for (segment, images), ours in zip(pairs, rows, strict=True):
-        ids = torch.tensor([segment.token_ids])
-        grid = images.tensors.get("image_grid_thw")
-        types = (ids == IMAGE_ID).int()
-        theirs, _ = model.model.get_rope_index(ids, mm_token_type_ids=types, image_grid_thw=grid)
-        assert torch.equal(ours[1:], theirs)
-
-
-def test_images_follow_their_segments(pairs, model):
-    inputs = collate(pairs, model)
-    assert torch.equal(inputs["mm_token_type_ids"], (inputs["input_ids"] == IMAGE_ID).int())
-    for name in ("image_grid_thw", "pixel_values"):
-        assert torch.equal(inputs[name], torch.cat([i.tensors[name] for _, i in pairs if i is not NO_IMAGES]))
-    assert len(inputs["pixel_values"]) == inputs["image_grid_thw"].prod(-1).sum()
-
-
 def test_a_row_of_text_alone_carries_no_pixels_and_a_text_model_takes_flat_positions(model, text_model):
     pairs = [make_segment(0), make_segment(2, num_slots=6)]
     inputs = collate(pairs, model)
@@ -68,20 +36,6 @@ def test_a_row_of_text_alone_carries_no_pixels_and_a_text_model_takes_flat_posit
         padded = text_model(**inputs).logits
         alone = text_model(input_ids=torch.tensor([segments[0].token_ids])).logits[0]
     torch.testing.assert_close(padded[0, : len(alone)], alone, rtol=0, atol=TOLERANCE)
-
-
-def test_padded_inputs_pad_on_the_right_and_mask_it(pairs, model):
-    segments = [segment for segment, _ in pairs]
-    inputs = make_padded_inputs(segments, images=[i for _, i in pairs], model=model, pad_id=PAD_ID)
-    longest = max(segment.encoded_len for segment in segments)
-    assert inputs["input_ids"].shape == inputs["attention_mask"].shape == (4, longest)
-    assert inputs["position_ids"].shape == (4, 4, longest)
-    assert inputs["use_cache"] is False
-    for place, segment in enumerate(segments):
-        real = segment.encoded_len
-        assert inputs["input_ids"][place, :real].tolist() == list(segment.token_ids)
-        assert set(inputs["input_ids"][place, real:].tolist()) <= {PAD_ID}
-        assert inputs["attention_mask"][place].tolist() == [1] * real + [0] * (longest - real)
 
 
 def test_padded_logits_are_the_unpadded_ones(pairs, model):

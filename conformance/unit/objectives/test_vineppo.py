@@ -8,9 +8,7 @@ from conformance.doubles.ladders import climbing
 from conformance.doubles.locks import (
     DECODING,
     VOCABULARY,
-    B,
     RolloutSide,
-    gradient_of,
     objective,
     prompt_of,
     sample_of,
@@ -21,10 +19,6 @@ from conformance.doubles.refusals import refused
 from rollmatch.dialects.http import ServerRefused
 from rollmatch.objectives.grpo.reward import Reward
 from rollmatch.objectives.vineppo.objective import TrajectoryReport, WindowReport
-from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
-from rollmatch.objectives.vineppo.split import FixedTokens
-from rollmatch.objectives.vineppo.tree import SearchRules
-from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 
 SAMPLES = [sample_of(0), sample_of(1)]
 
@@ -57,41 +51,6 @@ def test_only_responses_are_learnt_from():
         (*rollout.prompt_token_ids, *rollout.response_token_ids, VOCABULARY.stop_id) for rollout in rollouts
     ]
     assert side.scored == [4]
-
-
-SEARCH = TreeValues(SearchRules(), SearchBudget(num_rounds=3, num_per_round=8, num_least=16), FixedTokens(num_tokens=1))
-
-
-@pytest.mark.parametrize(
-    ("made", "tolerance", "num_calls"),
-    [(objective(num_continuations=64), 0.2, 1), (objective(valuer=SEARCH), 0.35, 3 + 1)],
-    ids=["continuations", "search"],
-)
-def test_the_letter_that_decides_gets_the_credit(made, tolerance, num_calls):
-    side = RolloutSide()
-    targets, rollouts = targets_of(side, made)
-    for segment, rollout in zip(segments_of(targets), rollouts, strict=True):
-        advantages, right = segment.policy.advantages, rollout.response_token_ids[1] == B
-        assert advantages[1] == pytest.approx(0.5 if right else -0.5, abs=tolerance)
-        assert advantages[2:] == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
-        assert sum(advantages) == pytest.approx(right - 0.5, abs=tolerance)
-    assert len(side.calls) == num_calls
-
-
-def test_a_response_that_ran_into_its_limit_gets_nothing_unless_set():
-    side = RolloutSide(length=9)
-    targets, _ = targets_of(side, objective(reward=lambda answer, sample: 1.0))
-    reports = [report for report in targets.reports if hasattr(report, "total_return")]
-    assert {(report.total_return, report.is_truncated) for report in reports} == {(0.0, True)}
-    targets, _ = targets_of(side, objective(reward=lambda answer, sample: 1.0, unfinished_return=None))
-    assert {report.total_return for report in targets.reports if hasattr(report, "total_return")} == {1.0}
-
-
-def test_advantages_of_zero_make_a_gradient_of_zero():
-    side = RolloutSide()
-    targets, _ = targets_of(side, objective(reward=lambda answer, sample: 1.0, normalization="whiten"))
-    gradient, _, _ = gradient_of(segments_of(targets))
-    assert float(gradient.abs().max()) == 0.0
 
 
 @pytest.mark.scenario(
@@ -143,31 +102,6 @@ def test_the_first_function_that_fails_is_named():
     with refused("reward-missing", "x:1", problem="KeyError: 'one'"):
         targets_of(RolloutSide(), replace(made, rewards=rewards))
     targets_of(RolloutSide(), replace(made, rewards=rewards), samples=SAMPLES[1:])
-
-
-class OneValue(ContinuationValues):
-    """Forgets all responses but the first."""
-
-    def values_of(self, trajectories, cuts, waves):
-        return super().values_of(trajectories, cuts, waves)[:1]
-
-
-def test_responses_continuations_and_values_that_are_missing_are_not_passed_over():
-    side, made = RolloutSide(), objective()
-    with pytest.raises(ValueError, match="zip"):
-        made.make_segments(SAMPLES, side.answer(SAMPLES)[:-1], side.context())
-    with pytest.raises(ValueError, match="zip"):
-        targets_of(side, replace(made, valuer=OneValue(ValueRules(num_continuations=2))))
-    fewer = {"generate": lambda *asked: side.generate(*asked)[:-1], "score": lambda *asked: side.score(*asked)[:-1]}
-    for name, call in fewer.items():
-        context = replace(side.context(), **{name: call})
-        with pytest.raises(ValueError, match="zip"):
-            made.make_segments(SAMPLES, side.answer(SAMPLES), context)
-    segments = segments_of(targets_of(side)[0])
-    waiting = [replace(one, policy=replace(one.policy, old_logprobs=None)) for one in segments]
-    with pytest.raises(ValueError, match="zip"):
-        made.with_old_logprobs(waiting, lambda fresh: side.score(fresh)[:-1])
-    assert len(made.with_old_logprobs(waiting, side.score)) == 4
 
 
 def test_two_ranks_share_their_requests():

@@ -46,12 +46,6 @@ def test_whatever_the_journal_holds_is_drawn_inside_the_frame(figures, validatio
         assert all(y is None or TOP <= y <= BOTTOM for line in one.hover["lines"] for y in line["y"])
 
 
-def test_a_figure_stands_where_its_value_and_step_say():
-    loss = chart("Loss", journal([(0, {"loss": 0.0}), (5, {"loss": 2.5}), (10, {"loss": 5.0})]))
-    assert places(loss.strokes[0].path) == [(LEFT, BOTTOM), ((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2), (RIGHT, TOP)]
-    assert loss.hover["lines"][0]["y"] == [BOTTOM, (TOP + BOTTOM) / 2, TOP]
-
-
 def test_hover_texts_are_the_journals_figures():
     events = [*step_events(1)[-1:], evaluated_event(1, f1=0.4321)]
     f1 = chart("F1", make_history([*events, {"event": "step", "step": 2, "f1": 0.75}]))
@@ -73,17 +67,6 @@ def test_a_single_step_is_a_dot_and_a_plot_without_any_finite_value_is_left_out(
     (stroke,) = chart("Loss", journal([(1, {"loss": 2.0})])).strokes
     assert (stroke.path, len(stroke.dots), stroke.latest) == ("", 1, "2.000")
     assert chart("Gradient norm", journal([(1, {"grad_norm": float("inf")}), (2, {})])) is None
-
-
-@pytest.mark.parametrize(("num_steps", "smoothed"), [(39, False), (40, True), (500, True)])
-def test_long_curves_are_thinned_and_smoothed(num_steps, smoothed):
-    history = journal([(number, {"loss": (number * 37 % 101) / 10}) for number in range(1, num_steps + 1)])
-    loss = chart("Loss", history)
-    assert bool(loss.strokes[0].mean_path) is smoothed
-    assert len(places(loss.strokes[0].path)) == min(num_steps, 242)
-    assert len(loss.hover["steps"]) == min(num_steps, 242)
-    assert min(y for _, y in places(loss.strokes[0].path)) == loss.y.place(max(e["loss"] for e in history.steps))
-    assert loss.window % 2 == 1
 
 
 columns = st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=1, max_size=300)
@@ -193,19 +176,6 @@ def test_a_clock_that_went_backwards_takes_no_time():
         made = make_phase_chart(history_of(phase_s, step_s=step_s))
         shares = {row.phase: row.share for row in made.rows}
         assert (shares["sync"], shares.get("other", 0.0)) == tuple(each / sum(expected) for each in expected)
-
-
-def test_phases_stand_on_each_other_and_bars_in_the_middle():
-    chart = make_phase_chart(history_of({"sync": 1.0, "rollout": 2.0, "learn": 2.0}))
-    tops = {row.phase: boxes(row.path)[0][1:3] for row in chart.rows if row.path}
-    assert tops["sync"][0] == BOTTOM
-    assert tops["rollout"][0] == tops["sync"][1]
-    assert tops["learn"] == (tops["rollout"][1], TOP)
-    assert "other" not in [row.phase for row in chart.rows]
-    learn = next(row for row in make_phase_chart(history_of(*[{"learn": 2.0}] * 10)).rows if row.phase == "learn")
-    first, *_, last = boxes(learn.path)
-    assert first[0] - LEFT == pytest.approx(RIGHT - (last[0] + last[3]), abs=0.02)
-    assert first[0] > LEFT
 
 
 def test_long_runs_share_bars_and_keep_their_totals():

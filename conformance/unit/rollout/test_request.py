@@ -13,7 +13,7 @@ from conformance.doubles.attached import attaching
 from conformance.doubles.records import make_sample
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
-from rollmatch.rollout.backend import Decoding, derive_seed, make_requests
+from rollmatch.rollout.backend import derive_seed
 from rollmatch.rollout.vllm_colocate import EngineSettings, VllmColocateBackend
 
 NUMBERS = st.integers(min_value=0, max_value=2**40)
@@ -35,20 +35,6 @@ def sample(index: int) -> Sample:
 
 def prompt_of(some: Sample) -> tuple[int, ...]:
     return (5, some.sample_id)
-
-
-def test_a_response_is_the_likeliest_of_the_models_own_distribution_unless_more_is_asked_for():
-    plain = Decoding(max_new_tokens=4)
-    assert plain.as_dict() == {
-        "max_new_tokens": 4,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "repetition_penalty": 1.0,
-        "num_beams": 1,
-        "logprobs": False,
-    }
-    assert not replace(plain, temperature=1.0).is_shaped
 
 
 @pytest.mark.parametrize(("place", "seed"), GOLDEN.items())
@@ -102,27 +88,6 @@ def test_an_evaluation_and_requests_made_again_have_seeds_of_their_own(tmp_path)
             for request in of_rank(source, rank).make_requests(samples, 3, purpose=purpose)
         ]
     assert len({request.seed for request in asked}) == len({request.request_id for request in asked}) == 24
-
-
-def test_requests_keep_order_and_carry_prompt_id_and_seed():
-    samples = [sample(index) for index in (4, 1, 4)]
-    requests = make_requests(samples, prompt_of=prompt_of, run_seed=42, step=3, rank=1)
-    assert [request.sample for request in requests] == samples
-    assert [request.prompt_token_ids for request in requests] == [(5, 4), (5, 1), (5, 4)]
-    assert [request.request_id for request in requests] == ["3.1.0", "3.1.1", "3.1.2"]
-    assert [r.seed for r in requests] == [derive_seed(42, step=3, rank=1, index=index) for index in range(3)]
-
-
-@given(num_samples=st.integers(0, 20), step=st.integers(0, 10**6), rank=st.integers(0, 63))
-def test_request_ids_are_unique_within_a_step(num_samples, step, rank):
-    requests = [
-        request
-        for some_rank in (rank, rank + 1)
-        for request in make_requests(
-            [sample(i) for i in range(num_samples)], prompt_of=prompt_of, run_seed=1, step=step, rank=some_rank
-        )
-    ]
-    assert len({request.request_id for request in requests}) == len(requests) == 2 * num_samples
 
 
 class Engine:

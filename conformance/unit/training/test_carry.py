@@ -8,7 +8,7 @@ import pytest
 
 from conformance.doubles.digits import scenes
 from conformance.doubles.refusals import refused
-from conformance.doubles.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
+from conformance.doubles.small_run import KEPT, events, make_trainer, step_between, trained, weights_of
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.records import Segment
 from rollmatch.training.packer_state import forget_versions
@@ -25,24 +25,6 @@ def narrow(tmp_path_factory):
     return trained(folder, *NARROW, samples=scenes("train")[:12], is_shallow=True)[0]
 
 
-def test_every_segment_is_learnt_from_once_or_waits(narrow):
-    packed = [list(chain(*event["sample_ids"])) for event in events(narrow, "packed")]
-    waiting = [segment.sample.sample_id for segment in narrow.learner.batcher.packer.state()]
-    assert sorted(requested(narrow)) == list(range(12))
-    assert sorted([*chain(*packed), *waiting]) == list(range(12))
-    assert [event["carried"] for event in events(narrow, "packed")][-1] == len(waiting) > 0
-    first, second, _ = (event["sample_ids"] for event in events(narrow, "requested"))
-    assert set(packed[1]) & set(first), "nothing was carried from the first step to the second"
-    assert set(packed[0]) <= set(first)
-    assert set(packed[1]) <= set(first) | set(second)
-
-
-def test_a_carried_segment_keeps_the_version_that_wrote_it(narrow):
-    versions = [segment.policy_version for batch in narrow.report.batches for segment in batch.segments]
-    assert narrow.source.fence.backend.policy_version == 3
-    assert min(versions) < 3
-
-
 @pytest.mark.scenario("packing/more-segments-than-rows-take", clauses=["packing/the-waiting-list-is-bounded#7"])
 def test_a_step_makes_more_rows_rather_than_let_segments_pile_up(tmp_path):
     """Eight segments come into one row of two; 6 more would wait after each step, and end the run after 85 of them."""
@@ -56,24 +38,6 @@ def test_a_step_makes_more_rows_rather_than_let_segments_pile_up(tmp_path):
     assert max(event["rows"] for event in packed) > 1
     assert change.any()
     assert trainer.state.global_step == 5
-
-
-def test_rows_beyond_the_configured_ones_teach_what_a_padded_batch_teaches(tmp_path):
-    """All segments of a step, in as many rows as they need, move the weights as one batch of them does."""
-    step = ("training.max_steps=1", "training.per_device_train_batch_size=8", BRIEF)
-    packed = ("training.packing=true", "global_max_length=330", "training.packing_buffer=1")
-    samples = scenes("train")[:8]
-    rows, moved = trained(tmp_path / "rows", *step, *packed, samples=samples, is_shallow=True)
-    (left,) = (segment.sample.sample_id for segment in rows.learner.batcher.packer.state())
-    _, other = trained(
-        tmp_path / "padded",
-        *step,
-        "training.per_device_train_batch_size=7",
-        samples=[sample for sample in samples if sample.sample_id != left],
-        is_shallow=True,
-    )
-    assert events(rows, "packed")[0]["rows"] > 1
-    assert (moved - other).norm() < 1e-3 * other.norm()
 
 
 def longest_segment(folder):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from itertools import chain, pairwise
+from itertools import chain
 
 import pytest
 import torch
@@ -29,41 +29,6 @@ LONG_STEP = "training.learning_rate=1"
 def whole(tmp_path_factory):
     """Four samples in one packed row: a step of one forward pass."""
     return trained(tmp_path_factory.mktemp("whole"), "training.packing=true", LONG_STEP, KEPT)
-
-
-@pytest.mark.parametrize(
-    ("packing", "batch_size", "accumulation"),
-    [("true", 2, 2), ("true", 1, 4), ("false", 4, 1), ("false", 2, 2), ("false", 1, 4)],
-)
-def test_accumulation_and_packing_change_nothing_but_rounding(packing, batch_size, accumulation, whole, tmp_path):
-    trainer, step = trained(
-        tmp_path,
-        LONG_STEP,
-        f"training.packing={packing}",
-        f"training.per_device_train_batch_size={batch_size}",
-        f"training.gradient_accumulation_steps={accumulation}",
-    )
-    reference, expected = whole
-    assert [r.response_token_ids for r in trainer.report.rollouts] == [
-        r.response_token_ids for r in reference.report.rollouts
-    ]
-    assert len(trainer.report.batches) == accumulation
-    if packing == "false":
-        lens = [[segment.encoded_len for segment in batch.segments] for batch in trainer.report.batches]
-        assert all(min(longer) >= max(shorter) for longer, shorter in pairwise(lens)), "similar ones share a rectangle"
-    assert (step - expected).norm() < TOLERANCE * expected.norm()
-    ours, theirs = (some.state.log_history[0]["loss"] for some in (trainer, reference))
-    assert ours == pytest.approx(theirs, rel=1e-5)
-
-
-def test_without_padding_nothing_changes_but_rounding_and_the_places_of_segments(whole, tmp_path):
-    halves = ("training.per_device_train_batch_size=2", "training.gradient_accumulation_steps=2")
-    trainer, step = trained(tmp_path, LONG_STEP, "training.packing=false", "training.padding_free=true", *halves)
-    assert (step - whole[1]).norm() < TOLERANCE * whole[1].norm()
-    batches = trainer.report.batches
-    assert [batch.inputs["input_ids"].numel() for batch in batches] == [batch.num_tokens for batch in batches]
-    lengths = [segment.encoded_len for batch in batches for segment in batch.segments]
-    assert abs(batches[0].num_tokens - batches[1].num_tokens) <= max(lengths) - min(lengths)
 
 
 @pytest.mark.parametrize("packing", ["true", "false"])
@@ -253,19 +218,3 @@ def test_a_prompt_the_engine_saw_differently_stops_the_run(tmp_path):
     fence.backend = backend
     trainer.train()
     assert trainer.state.global_step == 1
-
-
-FROZEN = ("tuner.freeze_vit=true", "tuner.freeze_aligner=true")
-DORA = ("tuner.train_type=lora", "tuner.use_dora=true", "training.learning_rate=0.1")
-
-
-@pytest.mark.parametrize(
-    ("tuner", "may_move"), [(FROZEN, lambda name: ".visual." not in name), (DORA, lambda name: "lora_" in name)]
-)
-def test_frozen_parts_and_the_base_of_adapters_stay(tuner, may_move, tmp_path):
-    trainer = make_trainer(tmp_path, *tuner, BRIEF, is_shallow=True)
-    before = weights_of(trainer.model)
-    trainer.train()
-    moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, before[name])}
-    assert moved
-    assert all(map(may_move, moved))

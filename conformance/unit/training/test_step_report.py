@@ -1,15 +1,12 @@
 """A step's figures: counted once, divided at the end, plain numbers all."""
 
-import json
 import time
 from dataclasses import replace
 
 import pytest
-import torch
 
 from conformance.doubles.records import make_rollout, make_sample
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.objectives.rollout_matching.loss import LossTerms
 from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective, summarize
 from rollmatch.objectives.rollout_matching.supervision import MaskRules
 from rollmatch.objectives.rollout_matching.target import RolloutReport
@@ -49,18 +46,6 @@ def batch(num_segments, *, num_tokens, fill):
         num_tokens=num_tokens,
         fill=fill,
         is_packed=True,
-    )
-
-
-def terms(ce, coord):
-    zero = torch.zeros(())
-    return LossTerms(
-        total=torch.tensor(99.0, requires_grad=True),
-        ce=torch.tensor(ce),
-        coord=torch.tensor(coord),
-        coord_prefix=zero,
-        coord_tail=zero,
-        gate=zero,
     )
 
 
@@ -183,12 +168,6 @@ def test_what_was_too_long_is_counted():
     assert [figures[name] for name in names] == [3.0, 2.0, 4.0]
 
 
-def test_losses_of_micro_batches_add_up(full):
-    full.add_terms(terms(0.5, 2.0).figures)
-    full.add_terms(terms(0.25, 1.0).figures)
-    assert (full.figures()["loss_ce"], full.figures()["loss_coord"]) == (0.75, 3.0)
-
-
 @pytest.mark.scenario(clauses=["observability/time-is-measured-by-phase#4"])
 def test_a_step_without_anything_has_the_same_figures_all_zero(full):
     step = StepReport(step=0, objective=MATCHING)
@@ -198,13 +177,6 @@ def test_a_step_without_anything_has_the_same_figures_all_zero(full):
     assert set(empty.values()) == {0.0}
     times = measure((1.0, 1.0), StepReport(step=0, objective=MATCHING).phase_s, [])
     assert times.figures() == dict.fromkeys(times.figures(), 0.0) | {"overlap/servers_idle": 1.0}
-
-
-def test_figures_are_flat_floats_that_json_takes(full):
-    full.add_terms(terms(0.5, 2.0).figures)
-    figures = full.figures()
-    assert {type(value) for value in figures.values()} == {float}
-    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
 def test_the_time_inside_a_phase_adds_up_also_when_it_fails():
@@ -228,10 +200,3 @@ def test_time_between_other_phases_since_learning_began_was_learning(monkeypatch
     step.end_learning()
     assert step.phase_s["learn"] == 11.0
     assert step.spans[5:] == [("learn", 104.0, 110.0), ("learn", 125.0, 130.0)]
-
-
-def test_the_phases_of_two_steps_are_their_own():
-    one, other = StepReport(step=0, objective=MATCHING), StepReport(step=1, objective=MATCHING)
-    one.phase_s["sync"] = 1.0
-    assert list(other.phase_s) == list(PHASES)
-    assert set(other.phase_s.values()) == {0.0}
