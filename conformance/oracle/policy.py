@@ -24,7 +24,8 @@ class Words:
         table |= {chr(256 + i): byte for i, byte in enumerate(b for b in range(256) if b not in printable)}
         self.bytes_of = {i: bytes(table[c] for c in text) for text, i in tree["model"]["vocab"].items()}
         self.added = {one["content"]: one["id"] for one in tree["added_tokens"]}
-        self.bytes_of |= {i: text.encode() for text, i in self.added.items()}
+        written = [one for one in tree["added_tokens"] if not one["special"]]  # special ones are no text
+        self.bytes_of |= {one["id"]: one["content"].encode() for one in written}
         self.id_of = {raw: i for i, raw in self.bytes_of.items() if i not in self.added.values()}
         self.stop, self.pad = self.added["<|im_end|>"], self.added.get("<|image_pad|>")
         self.banned = [self.added[w] for w in ("<|image_pad|>", "<|video_pad|>") if w in self.added]
