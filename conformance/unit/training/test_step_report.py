@@ -101,7 +101,7 @@ def test_a_completion_is_shown_with_its_first_4000_characters(full):
     (shown,) = full.completions([SAMPLE], rollouts, reports, lambda ids: "x" * 500 * len(ids))
     assert shown["text"] == "x" * 4000
     fields = {"sample_id": 0, "num_tokens": 10, "finish_reason": "length", "worth": {"f1": 2 / 6}}
-    assert shown == fields | {"text": "x" * 4000}
+    assert shown == fields | {"text": "x" * 4000, "question": "", "expected": ""}
 
 
 def test_what_was_generated_and_packed_is_counted_with_the_oldest_version(full):

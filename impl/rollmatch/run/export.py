@@ -262,8 +262,10 @@ def card(name: str, run: Path, made: str) -> str:
 def _prompt_of(run: Path) -> list[str]:
     """How the model was asked, where all samples had one prompt: whoever serves it needs the same words."""
     custom = yaml.safe_load((run / RESOLVED).read_text(encoding="utf-8"))["custom"]
+    if custom["trainer_variant"] not in ("sft", "rollout_matching_sft"):
+        return []
     prompts, answer_format = custom["prompts"], custom["extra"]["rollout_matching"]["answer_format"]
-    if custom["trainer_variant"] not in ("sft", "rollout_matching_sft") or answer_format == TEXT:
+    if answer_format == TEXT:
         return []
     words = [f"* System: {prompts['system']}"] if prompts["system"] else []
     words.append(f"* User, after the image: {prompts['user']}")
