@@ -183,10 +183,11 @@ class BrokenServer:
         return stream_of(whole, self.engine) if body.get("stream") else whole
 
     def _spoil_paused(self, responses: list[TinyResponse], modes: list[str]) -> None:
-        """Of responses that were written during pauses of these modes."""
+        """Of responses that were written during pauses of these modes, or begin late after the last one."""
+        last = (modes or self.pauses)[-1:]
         for one in responses:
-            is_cut = "keep" in modes and self.broken("a pause to keep cuts what runs")
-            if is_cut or ("wait" in modes and self.broken("a pause to wait cuts what runs")):
+            is_cut = "keep" in last and self.broken("a pause to keep cuts what runs")
+            if is_cut or ("wait" in last and self.broken("a pause to wait cuts what runs")):
                 del one.ids[8:], one.logprobs[8:]
         if "abort" in self.pauses and not modes and self.broken("after an abort, prompts are answered otherwise"):
             for one in responses:
