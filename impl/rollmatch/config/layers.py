@@ -224,7 +224,7 @@ def nested(keys: Mapping[str, object]) -> Tree:
     Errors: ``ConfigError`` with ``key-not-text``, ``ErrorList`` of ``key-duplicated``.
 
     >>> nested({"a.b": 1, "a": {"c": 2}, "a.d.e": 3, "grpo.beta": 0.1})
-    {'a': {'b': 1, 'c': 2, 'd': {'e': 3}}, 'custom': {'extra': {'grpo': {'beta': 0.1}}}}
+    {'custom': {'extra': {'grpo': {'beta': 0.1}}}, 'a': {'b': 1, 'c': 2, 'd': {'e': 3}}}
     """
     return in_full(_undotted(keys), origin="config")
 
