@@ -183,9 +183,9 @@ class BrokenServer:
         return stream_of(whole, self.engine) if body.get("stream") else whole
 
     def _spoil_paused(self, responses: list[TinyResponse], modes: list[str]) -> None:
-        """Of responses that were written during pauses of these modes, or begin late after the last one."""
-        last = (modes or self.pauses)[-1:]
+        """Of responses that were written during pauses of these modes, or are long and began late, after the last."""
         for one in responses:
+            last = (modes or self.pauses if len(one.ids) > 100 else modes)[-1:]
             is_cut = "keep" in last and self.broken("a pause to keep cuts what runs")
             if is_cut or ("wait" in last and self.broken("a pause to wait cuts what runs")):
                 del one.ids[8:], one.logprobs[8:]

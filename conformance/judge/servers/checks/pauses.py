@@ -35,7 +35,7 @@ def ask_pauses(talk: Talk) -> None:
     ask=ask_pauses,
     since=TODAY,
     needs=("group",),
-    requires=("greedy-repeats", "alone-as-in-a-batch"),
+    requires=("greedy-repeats", "alone-as-in-a-batch", "finish-reason-says-how-it-ended"),
     deadline_s=150,
 )
 def judge_pauses(exchange: Exchange) -> str:
