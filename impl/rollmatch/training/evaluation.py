@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollmatch.objectives.protocol import Objective, ObjectiveContext
-from rollmatch.records import Sample, rounded
+from rollmatch.records import Sample
 from rollmatch.rollout.source import RolloutSource
+from rollmatch.training.report import generated_fields
 
 
 def evaluate_policy(
@@ -19,15 +20,8 @@ def evaluate_policy(
     source.template.preparation.begin(mine)  # the hf backend takes them, and others leave time for it
     rollouts = source.roll_out(mine, context.step, purpose="eval")
     rollout_s = time.perf_counter() - began
-    source.journal.write(
-        "generated",
-        step=context.step,
-        purpose="eval",
-        seconds=rounded(rollout_s),
-        num_rollouts=len(rollouts),
-        num_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
-        policy_version=min((rollout.policy_version for rollout in rollouts), default=source.policy_version),
-    )
+    event = generated_fields(rollouts, step=context.step, seconds=rollout_s, policy_version=source.policy_version)
+    source.journal.write("generated", purpose="eval", **event)
     parts = ranks.gather(list(zip(mine, rollouts, strict=True)))
     pairs = sorted((pair for part in parts for pair in part), key=lambda pair: pair[0].sample_id)
     evaluated = objective.evaluate([sample for sample, _ in pairs], [rollout for _, rollout in pairs], context)

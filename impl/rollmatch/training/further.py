@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from rollmatch.data import WindowPlan
 from rollmatch.model.images import ImageFeatures
-from rollmatch.records import Rollout, Sample, rounded
+from rollmatch.records import Rollout, Sample
 from rollmatch.rollout.source import RolloutSource
+from rollmatch.training.report import generated_fields
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,13 +45,7 @@ class FurtherSamples:
         rollouts = source.roll_out(asked, self.step, purpose="further", round_index=self.num_rounds)
         self.features.update(source.check_alignment(asked, rollouts))
         self.num_rounds += 1
-        source.journal.write(
-            "generated",
-            purpose="further",
-            step=self.step,
-            seconds=rounded(time.perf_counter() - began),
-            num_rollouts=len(rollouts),
-            num_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
-            policy_version=min((rollout.policy_version for rollout in rollouts), default=source.policy_version),
-        )
+        seconds = time.perf_counter() - began
+        event = generated_fields(rollouts, step=self.step, seconds=seconds, policy_version=source.policy_version)
+        source.journal.write("generated", purpose="further", **event)
         return list(zip(asked, rollouts, strict=True))

@@ -107,6 +107,19 @@ def _share(part: float, whole: float) -> float:
     return max(0.0, part / whole) if whole else 0.0
 
 
+def generated_fields(
+    rollouts: Sequence[Rollout], *, step: int, seconds: float, policy_version: int
+) -> dict[str, object]:
+    """Fields of the journal's ``generated`` event; ``policy_version`` where there is no rollout."""
+    return {
+        "step": step,
+        "seconds": rounded(seconds),
+        "num_rollouts": len(rollouts),
+        "num_tokens": sum(len(rollout.response_token_ids) for rollout in rollouts),
+        "policy_version": min((rollout.policy_version for rollout in rollouts), default=policy_version),
+    }
+
+
 @dataclass(slots=True)
 class StepReport:
     """Filled while a step runs. Made by ``trainer``; ``figures`` goes into the log and the journal."""
@@ -224,13 +237,8 @@ class StepReport:
 
     def generated(self, rollouts: Sequence[Rollout], *, policy_version: int) -> dict[str, object]:
         """Fields of the journal's ``generated`` event; ``seconds`` is how long the learner waited."""
-        return {
-            "step": self.step,
-            "seconds": rounded(self.phase_s["rollout"]),
-            "num_rollouts": len(rollouts),
-            "num_tokens": sum(len(rollout.response_token_ids) for rollout in rollouts),
-            "policy_version": min((rollout.policy_version for rollout in rollouts), default=policy_version),
-        }
+        seconds = self.phase_s["rollout"]
+        return generated_fields(rollouts, step=self.step, seconds=seconds, policy_version=policy_version)
 
     def packed(self) -> dict[str, object]:
         """Fields of the journal's ``packed`` event."""
