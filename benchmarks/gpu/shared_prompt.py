@@ -84,7 +84,7 @@ class Step:
         self.rules = PolicyRules(max_new_tokens=shape["groups"][group][2], temperature=0.9)
 
     def way(self, name, *, shares, capacity):
-        balancer = RowBalancer(ranks=Ranks(), capacity=capacity, shares_prompts=shares)
+        balancer = RowBalancer(ranks=Ranks(), capacity=capacity)
         batcher = Batcher(self.model, Policy(), packer=None, pad_id=0, balancer=balancer, shares_prompts=shares)
         batches = batcher.make(self.segments, lambda sample: NO_IMAGES, num_batches=1)
         totals = count_policy_totals([batch.supervision for batch in batches], list)

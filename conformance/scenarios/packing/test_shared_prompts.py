@@ -52,7 +52,7 @@ def learnt(model, cases, *, shares, capacity, num_batches=2, packs=False):
         ScoringSupervisor(),
         packer=Packer(capacity) if packs else None,
         pad_id=0,
-        balancer=None if packs else RowBalancer(ranks=alone(), capacity=capacity, shares_prompts=shares),
+        balancer=None if packs else RowBalancer(ranks=alone(), capacity=capacity),
         shares_prompts=shares,
         max_waiting=0 if packs else None,
     )

@@ -121,20 +121,19 @@ class RowBalancer:
     ranks: Ranks
     capacity: int | None
     """``training.tokens_per_micro_batch``; None: each rank has a fixed number of rows for the segments it made."""
-    shares_prompts: bool = False
 
-    def rows_of(self, segments: Sequence[Segment], *, num_rows: int) -> list[Row]:
+    def rows_of(self, segments: Sequence[Segment], *, num_rows: int, shares_prompts: bool = False) -> list[Row]:
         """Rows of this rank, as many as those of any other; all ranks call it, each with the segments it made.
 
         With a capacity ``num_rows`` says nothing, segments that another rank learns from are exchanged, and a row at
         the end may be empty. Errors: ``ValueError`` for a segment that is longer than a row.
         """
-        costs = costs_of(segments, shares_prompts=self.shares_prompts)
+        costs = costs_of(segments, shares_prompts=shares_prompts)
         if self.capacity is not None:
             parts = self._balanced(segments, costs, self.capacity)
         else:
             parts = [tuple(segments[index] for index in part) for part in spread(costs, num_rows)]
-        rows = [Row(segments=part, capacity=self.capacity or 0, shares_prompts=self.shares_prompts) for part in parts]
+        rows = [Row(segments=part, capacity=self.capacity or 0, shares_prompts=shares_prompts) for part in parts]
         return [row if row.capacity else replace(row, capacity=row.num_tokens) for row in rows]
 
     def _balanced(self, segments: Sequence[Segment], costs: list[Cost], capacity: int) -> list[tuple[Segment, ...]]:

@@ -215,7 +215,7 @@ class Batcher:
         """
         self._num_batches = num_batches
         if self.packer is None and self.balancer is not None:
-            rows = self.balancer.rows_of(segments, num_rows=num_batches)
+            rows = self.balancer.rows_of(segments, num_rows=num_batches, shares_prompts=self.shares_prompts)
             return [self._packed(row, features_of) if row.segments else self.idle(row.capacity) for row in rows]
         if self.packer is None:
             return [self._padded(part, features_of) for part in split_by_length(segments, num_batches)]

@@ -294,7 +294,7 @@ def _make_batcher(
     shares = (training.packing or concatenates) and shares_prompts(config, model)
     balancer = None
     if concatenates:
-        balancer = RowBalancer(capacity=training.tokens_per_micro_batch, ranks=ranks, shares_prompts=shares)
+        balancer = RowBalancer(capacity=training.tokens_per_micro_batch, ranks=ranks)
     return Batcher(
         model,
         objective,
