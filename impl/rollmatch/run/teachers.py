@@ -81,8 +81,9 @@ def check_teachers(config: RunConfig, template: Template, *splits: Sequence[Samp
             _check_server(template, _server_of(entry.base_url), top_k=top_k, key=key)
     if entries:
         _check_top_k(config, template)
-        _check_answers(config, template, [sample for samples in splits for sample in spread(samples)])
-        _check_prompts(config, template, [sample for samples in splits for sample in spread(samples)])
+        tried = [sample for samples in splits for sample in spread(samples)]
+        _check_answers(config, template, tried)
+        _check_prompts(config, template, tried)
 
 
 def first_difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> int | None:

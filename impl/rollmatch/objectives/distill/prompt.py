@@ -41,8 +41,7 @@ class TeacherPrompt:
 
     def fill(self, sample: Sample) -> str:
         """The text with the sample's fields. Errors: ``teacher-prompt-field``."""
-        messages = self._messages(sample)
-        last = max((place for place, (role, _) in enumerate(messages) if role == "user"), default=None)
+        messages, last = self._asked(sample)
         missing = [name for name in self.names if name not in sample.metadata]
         if missing or last is None:
             problem = f"has no metadata field {missing[0]}" if missing else "has no message of the user's"
@@ -59,12 +58,14 @@ class TeacherPrompt:
         >>> TeacherPrompt(text="{question} It is {answer}.", key="prompt", user="").ask(asked).messages
         (('user', '2+2? It is 4.'),)
         """
-        text, messages = self.fill(sample), self._messages(sample)
-        last = max(place for place, (role, _) in enumerate(messages) if role == "user")
+        text, (messages, last) = self.fill(sample), self._asked(sample)
+        assert last is not None
         return replace(sample, messages=(*messages[:last], ("user", text), *messages[last + 1 :]))
 
-    def _messages(self, sample: Sample) -> tuple[tuple[str, str], ...]:
-        return sample.messages or (("user", IMAGE_TAG * len(sample.images) + self.user),)
+    def _asked(self, sample: Sample) -> tuple[tuple[tuple[str, str], ...], int | None]:
+        """The sample's messages, and which is the last of the user's."""
+        messages = sample.messages or (("user", IMAGE_TAG * len(sample.images) + self.user),)
+        return messages, max((place for place, (role, _) in enumerate(messages) if role == "user"), default=None)
 
     def _malformed(self, problem: str) -> ConfigError:
         remedy = "Write {question} or {name of a metadata field}; {{ and }} are braces."
