@@ -16,10 +16,8 @@ from rollmatch.data import load_samples
 from rollmatch.data.jsonl import SystemMessages
 from rollmatch.data.splits import load_split
 from rollmatch.model.template import Template, TemplateOptions
-from rollmatch.objectives.chat.objective import ChatObjective
-from rollmatch.objectives.rollout_matching.loss import LossRules
-from rollmatch.objectives.rollout_matching.supervision import MaskRules
 from rollmatch.records import Rollout
+from rollmatch.run.objectives import make_objective
 
 RECORDED = json.loads((ROOT / "fixtures/trl/sft.json").read_text())["tokenizers"]
 ANSWERED = SystemMessages(chats="", answered=True)
@@ -42,14 +40,7 @@ def samples_of(folder, records):
 
 def labelled(used, sample):
     """Ids and labels of the sample's segment."""
-    objective = ChatObjective(
-        chat_of=used.answered_chat,
-        is_cut=used.is_cut,
-        vocabulary=used.vocabulary,
-        mask_rules=MaskRules(),
-        loss_rules=LossRules(coord_ids=()),
-        bin_of=lambda token_id: None,
-    )
+    objective = make_objective(config_with("custom.trainer_variant=sft", "~.answer_format=text"), used)
     prompt = used.prompt_token_ids(sample)
     nothing = Rollout(
         request_id="", prompt_token_ids=prompt, response_token_ids=(), stop_id=used.vocabulary.stop_id, policy_version=0

@@ -274,7 +274,7 @@ class Template:
         return ids[1:] if is_stopped else ids
 
     def _check_thoughts(self, prompt: str) -> None:
-        """Raise ``turns-not-rendered`` where a turn with a thought stands otherwise in a chat that goes on."""
+        """Raise ``turns-not-rendered`` where a turn with a thought is written otherwise before a further message."""
         turn = f"<think>\n{WRITTEN}\n{_END_OF_THOUGHT}\n\n{WRITTEN}"
         chat = [{"role": role, "content": text} for role, text in (("user", "?"), ("assistant", turn), ("user", "?"))]
         if not self._chat_text(chat).startswith(prompt + turn):

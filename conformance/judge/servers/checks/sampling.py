@@ -157,7 +157,7 @@ def judge_several(exchange: Exchange) -> str:
 KINDS = {"cold": {"temperature": 0.5}, "top_p": {}, "top_k": {}}
 OWN, DRAWN_FROM = "the model's own", "those of the distribution"
 LEAST_APART = 0.2
-"""Nats between the log-probabilities of two kinds, so that they are told apart."""
+"""Nats between the log-probabilities of two kinds, from which on they differ."""
 
 
 def ask_kinds(talk: Talk) -> None:
