@@ -23,7 +23,7 @@ SAMPLES = [sample_of(0), sample_of(1)]
 
 @pytest.mark.scenario(
     "environments/a-text-that-is-no-action-ends-the-episode",
-    clauses=["environments/a-wrong-answer-of-an-environment-stops-the-run#6,7"],
+    clauses=["environments/a-wrong-answer-of-an-environment-stops-the-run#5,6"],
 )
 def test_what_is_no_action_ends_the_episode_and_is_counted():
     (c,) = VOCABULARY.encode("C")
@@ -71,7 +71,6 @@ def test_a_sync_in_mid_episode_is_refused():
     played(TurnSide())
 
 
-@pytest.mark.scenario(clauses=["environments/a-wrong-answer-of-an-environment-stops-the-run#4,5"])
 def test_an_environment_that_fails_stops_the_run_and_is_named():
     class Broken(Ladder):
         def step(self, action):
@@ -80,8 +79,9 @@ def test_an_environment_that_fails_stops_the_run_and_is_named():
         def clone(self, rng):
             return Broken()
 
-    with refused("environment-failed", "x:1", problem="step(") as caught:
+    with refused("episodes-failed", problem="4 of 4 episodes") as caught:
         played(TurnSide(), world(Broken))
+    assert "[environment-failed] x:1: step(" in caught.value.problem
     assert "KeyError" in caught.value.problem
     played(TurnSide(), world(Ladder))
 

@@ -8,7 +8,8 @@ import pytest
 
 from conformance.doubles.ladders import SLIP, Ladder, TurnSide, climbing, reports_of, targets_of, values_in, world
 from conformance.doubles.locks import A, sample_of, segments_of
-from rollmatch.environments.environment import begin, generator_of, load_environment, take_step
+from rollmatch.environments.environment import begin, generator_of, take_step
+from rollmatch.environments.loading import load_environment
 from rollmatch.errors import TargetError
 
 HERE = "conformance.scenarios.environments.test_gymnasium_like"

@@ -41,7 +41,8 @@ PLAY = """
 import json, pickle, sys
 sys.path[:0] = [sys.argv[1]]
 from rollmatch.errors import RollmatchError
-from rollmatch.environments.environment import begin, generator_of, load_environment, take_step
+from rollmatch.environments.environment import begin, generator_of, take_step
+from rollmatch.environments.loading import load_environment
 from rollmatch.records import Sample
 
 sample = Sample(sample_id=3, origin="x:1", images=(), messages=(("user", "?"),), metadata={"answer": "4"})
@@ -105,7 +106,8 @@ def load_environment():
 CALLS = """
 import json, sys
 sys.path[:0] = [sys.argv[1]]
-from rollmatch.environments.environment import begin, load_environment, take_step
+from rollmatch.environments.environment import begin, take_step
+from rollmatch.environments.loading import load_environment
 from rollmatch.records import Sample
 
 sample = Sample(sample_id=3, origin="x:1", images=(), messages=(("user", "?"),), metadata={"answer": "4"})

@@ -35,6 +35,17 @@ class EnvironmentConfig(Section):
     """Longest episode, turns and observations together; it ends when no further turn fits. Unit: tokens."""
     observations: Literal["chat", "text"] = "chat"
     """Format of an observation: a user message by the chat template, or plain text."""
+    processes: Annotated[int, Field(ge=0)] = 0
+    """Worker processes of each learner rank that run its calls, several at a time, and survive a call that hangs or
+    crashes; 0 calls it in the learner. Unit: processes."""
+    call_timeout_s: Positive | None = None
+    """Longest call of reset or step, of an environment with processes or of coroutines; an episode whose call takes
+    longer fails. Unit: seconds."""
+    max_observation_bytes: Count = 1 << 20
+    """Longest observation in UTF-8; an episode that is shown a longer one fails. Unit: bytes."""
+    failed_share: Share = 0.1
+    """Largest share of a window's episodes that may fail: they are not learned from. A larger one ends the run.
+    Unit: share."""
 
 
 def _check_function(value: str) -> str:

@@ -58,8 +58,8 @@ class Waves:
     def __init__(self, continuer: Continuer, ranks: RankGroup, *, run_seed: int, step: int) -> None:
         self.continuer, self.ranks = continuer, ranks
         self.run_seed, self.step = run_seed, step
-        self.drawn: dict[State, list[float]] = {}
-        """Returns of a state's continuations, from the state on."""
+        self.drawn: dict[State, list[float | None]] = {}
+        """Returns of a state's continuations, from the state on; None where the environment failed."""
 
     def draw(self, num_wanted: Mapping[State, int]) -> None:
         """Sample until every state has as many continuations as some rank wants; one wave, called by all ranks.
@@ -77,7 +77,10 @@ class Waves:
         ]
         mine = requests[self._share(len(requests))]
         made = self.continue_states(mine)
-        returns = [one.return_from(request.state.position) for request, one in zip(mine, made, strict=True)]
+        returns = [
+            None if one.failure else one.return_from(request.state.position)
+            for request, one in zip(mine, made, strict=True)
+        ]
         parts = self.ranks.gather(returns)
         for request, value in zip(requests, chain.from_iterable(parts), strict=True):
             self.drawn.setdefault(request.state, []).append(value)

@@ -30,32 +30,17 @@ Those of verifiers are played as they are: see ``verifiers_like``.
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import partial
-from importlib import import_module
+from reprlib import Repr
+from textwrap import shorten
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rollmatch.config.named import load_named
-from rollmatch.environments.gymnasium_like import GymnasiumEnvironment, is_gymnasium_like
-from rollmatch.environments.verifiers_like import (
-    OncePerProcess,
-    VerifiersEnvironment,
-    is_verifiers_like,
-    is_verifiers_v1,
-)
-from rollmatch.errors import ConfigError, TargetError
+from rollmatch.environments.limits import DEFAULTS, EnvironmentLimits, EpisodeFailed, check_observation
+from rollmatch.errors import RollmatchError, TargetError
 from rollmatch.records import Sample
-
-METHODS = ("reset", "clone", "step", "fingerprint")
-
-
-class EnvironmentUnknown(ConfigError):
-    """An environment is not named as module:Class, or cannot be imported."""
-
-    code = "environment-unknown"
 
 
 class ActionUnparsable(TargetError):
@@ -92,40 +77,6 @@ class StepResult(NamedTuple):
     truncated: bool
 
 
-def load_environment(name: str, options: Mapping[str, object], *, key: str) -> MakeEnvironment:
-    """Import ``module:Class``; modules of the working directory are found, too. It is made once, to see that it can be.
-
-    Classes of gymnasium's and verifiers' forms are wrapped. Errors: ``EnvironmentUnknown``, ``environment-misfit``.
-    """
-    named = load_named(name, key=key, kind="Class", refuse=EnvironmentUnknown)
-    make = partial(named, **options)
-    _refuse_v1(name, named, key=key)
-    remedy = "It is made as Class(**options), and has reset, clone, step and fingerprint, or gymnasium's methods."
-    try:
-        made = make()
-    except Exception as error:  # the user's code may raise anything; the cause is kept
-        raise ConfigError(
-            f"{name}: {type(error).__name__}: {error}", code="environment-misfit", key=key, remedy=remedy
-        ) from error
-    _refuse_v1(name, made, key=key)
-    if is_gymnasium_like(made):
-        return partial(GymnasiumEnvironment, make)
-    if is_verifiers_like(made):
-        return partial(VerifiersEnvironment, OncePerProcess(make))
-    missing = [method for method in METHODS if not callable(getattr(made, method, None))]
-    if missing:
-        raise ConfigError(f"{name} has no {', '.join(missing)}", code="environment-misfit", key=key, remedy=remedy)
-    return make
-
-
-def _refuse_v1(name: str, made: object, *, key: str) -> None:
-    if is_verifiers_v1(made):
-        version = import_module("verifiers").__version__
-        problem = f"{name} is of verifiers.v1 (verifiers {version}), whose harness runs a whole rollout by itself"
-        remedy = "Name an environment of verifiers 0.1.x, or let verifiers roll out against /v1 of rollmatch serve."
-        raise ConfigError(problem, code="environment-misfit", key=key, remedy=remedy)
-
-
 def generator_of(*values: object) -> np.random.Generator:
     """Random numbers that depend on these values (run seed, sample, attempt) and nothing else.
 
@@ -136,54 +87,104 @@ def generator_of(*values: object) -> np.random.Generator:
     return np.random.default_rng(words.tolist())
 
 
-def begin(make: MakeEnvironment, sample: Sample, *, run_seed: int) -> tuple[Environment, str]:
+def begin(
+    make: MakeEnvironment, sample: Sample, *, run_seed: int, limits: EnvironmentLimits = DEFAULTS
+) -> tuple[Environment, str]:
     """An environment at its beginning, and what it shows; the same whenever it is begun for a sample of a run.
 
-    Errors: ``environment-failed``, ``observation-not-text``, ``clone-differs``.
+    Errors: ``EpisodeFailed``, ``observation-not-text``, ``clone-differs``.
     """
-    made = make()
+    return begin_with(make, sample, generator_of(run_seed, sample.sample_id), limits)
+
+
+def begin_with(
+    make: MakeEnvironment, sample: Sample, rng: np.random.Generator, limits: EnvironmentLimits
+) -> tuple[Environment, str]:
+    """As ``begin``, with this generator."""
     with _Telling(sample.origin, "reset"):
-        observation = made.reset(sample, generator_of(run_seed, sample.sample_id))
+        made = make()
+        observation = made.reset(sample, rng)
         twin = made.clone(generator_of())
-        alike = made.fingerprint() == twin.fingerprint()
+        marks = made.fingerprint(), twin.fingerprint()
     if not isinstance(observation, str):
         raise TargetError(
-            f"reset returned {observation!r}", code="observation-not-text", key=sample.origin, remedy="Return a text."
+            f"reset returned {_shown(observation)}",
+            code="observation-not-text",
+            key=sample.origin,
+            remedy="Return a text.",
         )
-    if not alike:
-        problem = f"{twin.fingerprint()!r} was cloned from {made.fingerprint()!r}"
+    if marks[0] != marks[1]:
+        problem = f"{_shown(marks[1])} was cloned from {_shown(marks[0])}"
         raise TargetError(problem, code="clone-differs", key=sample.origin, remedy="Copy the whole state in clone.")
-    return made, observation
+    return made, check_observation(observation, limits, key=sample.origin)
 
 
 def show(
-    make: MakeEnvironment, sample: Sample, *, run_seed: int, asked: Sequence[tuple[str, str]] = (("user", ""),)
+    make: MakeEnvironment,
+    sample: Sample,
+    *,
+    run_seed: int,
+    asked: Sequence[tuple[str, str]] = (("user", ""),),
+    limits: EnvironmentLimits = DEFAULTS,
 ) -> Sample:
     """The sample, with what its environment shows first in a line of its own at the end of its last message.
 
     ``asked`` are the messages of samples that bring none. Errors: those of ``begin``.
     """
-    _, observation = begin(make, sample, run_seed=run_seed)
+    _, observation = begin(make, sample, run_seed=run_seed, limits=limits)
     *before, (role, text) = sample.messages or asked
     shown = "\n".join(part for part in (text, observation) if part)
     return replace(sample, messages=(*before, (role, shown)))
 
 
-def take_step(environment: Environment, action: str, *, key: str) -> StepResult:
-    """One step, its answer checked. Errors: ``ActionUnparsable``, ``environment-failed``, ``step-malformed``."""
-    with _Telling(key, f"step({action!r})"):
+def take_step(environment: Environment, action: str, *, key: str, limits: EnvironmentLimits = DEFAULTS) -> StepResult:
+    """One step, its answer checked. Errors: ``ActionUnparsable``, ``EpisodeFailed``, ``step-malformed``."""
+    call = f"step({_shown(action)})"
+    with _Telling(key, call):
         outcome = environment.step(action)
     parts = outcome if isinstance(outcome, tuple | list) and len(outcome) >= 4 else (None,) * 4
     observation, reward, *ends = parts[:4]
     is_number = isinstance(reward, int | float | np.number) and math.isfinite(float(reward))
     if not isinstance(observation, str) or not is_number or not all(isinstance(end, bool | np.bool_) for end in ends):
         remedy = "Return (observation, reward, terminated, truncated): a text, a finite number, two truth values."
-        raise TargetError(f"step({action!r}) returned {outcome!r}", code="step-malformed", key=key, remedy=remedy)
-    return StepResult(observation, float(reward), bool(ends[0]), bool(ends[1]))
+        raise TargetError(f"{call} returned {_shown(outcome)}", code="step-malformed", key=key, remedy=remedy)
+    return StepResult(check_observation(observation, limits, key=key), float(reward), bool(ends[0]), bool(ends[1]))
+
+
+def take_snapshot(environment: Environment, *, key: str) -> Environment:
+    """A clone that takes no step. Errors: ``EpisodeFailed``."""
+    with _Telling(key, "clone"):
+        return environment.clone(NO_CHANCE)
+
+
+NO_CHANCE = generator_of("snapshots take no step")
+
+
+class FailedEnvironment:
+    """Stands for one that could not begin: its first step raises what that failed with."""
+
+    def __init__(self, error: EpisodeFailed) -> None:
+        self._error = error
+
+    def step(self, action: str) -> StepResult:
+        """Raise it."""
+        raise self._error
+
+    def reset(self, sample: Sample, rng: np.random.Generator) -> str:
+        """Raise it."""
+        raise self._error
+
+    def clone(self, rng: np.random.Generator) -> "FailedEnvironment":
+        """Itself."""
+        return self
+
+    def fingerprint(self) -> str:
+        """What it failed with."""
+        return self._error.problem
 
 
 class _Telling:
-    """Names the sample and the call that an environment failed in."""
+    """Names the sample and the call that an environment failed in; errors of this package name them themselves."""
 
     def __init__(self, key: str, call: str) -> None:
         self.key, self.call = key, call
@@ -192,7 +193,18 @@ class _Telling:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, ActionUnparsable):
-            problem = f"{self.call}: {type(error).__name__}: {error}"
+        if isinstance(error, EpisodeFailed) and not error.key:
+            raise EpisodeFailed(
+                f"{self.call}: {error.problem}", code=error.code, key=self.key, remedy=error.remedy
+            ) from error
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, RollmatchError):
+            problem = f"{self.call}: {type(error).__name__}: {shorten(str(error), _MOST_SHOWN)}"
             remedy = "Correct the environment; it refuses what is no action by ActionUnparsable."
-            raise TargetError(problem, code="environment-failed", key=self.key, remedy=remedy) from error
+            raise EpisodeFailed(problem, key=self.key, remedy=remedy) from error
+
+
+_MOST_SHOWN = 500
+"""Characters of what an environment says."""
+_repr = Repr()
+_repr.maxstring = _repr.maxother = _MOST_SHOWN
+_shown = _repr.repr

@@ -7,7 +7,14 @@ limit; the ids of the observation follow it, and belong to no turn.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rollmatch.environments.environment import ActionUnparsable, Environment, generator_of, take_step
+from rollmatch.environments.environment import (
+    ActionUnparsable,
+    Environment,
+    generator_of,
+    take_snapshot,
+    take_step,
+)
+from rollmatch.environments.limits import DEFAULTS, EnvironmentLimits, EpisodeFailed
 from rollmatch.environments.trajectory import State, Trajectory, Turn
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
@@ -27,6 +34,7 @@ class EpisodeRules:
     max_turn_tokens: int
     max_response_tokens: int
     """Of all turns and observations."""
+    limits: EnvironmentLimits = DEFAULTS
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -52,6 +60,8 @@ class Episode:
     """Known after a turn: the environment ended it, or it wrote what is no action; else a limit did."""
     unparsable: str = ""
     """What was wrong with the last action, if it was none."""
+    failure: str = ""
+    """What the environment failed with; the episode teaches nothing."""
 
     def __post_init__(self) -> None:
         self._begin_turn(0)
@@ -77,11 +87,16 @@ class Episode:
         is_stopped = self._write(rollout)
         start, stop = self.turn.start, len(self.token_ids)
         self.turns.append(Turn(start=start, stop=stop, snapshot=self.turn.snapshot, number=self.turn.number))
+        if self.failure:  # in its beginning
+            return
         action = self.rules.vocabulary.text(self.token_ids[start : stop - is_stopped])
         try:
-            answer = take_step(self.environment, action, key=self.sample.origin)
+            answer = take_step(self.environment, action, key=self.sample.origin, limits=self.rules.limits)
         except ActionUnparsable as error:
             self.is_over, self.is_finished, self.unparsable = True, True, error.problem
+            return
+        except EpisodeFailed as error:
+            self._fail(error)
             return
         self.rewards.append((stop, answer.reward))
         self.is_finished = answer.terminated
@@ -100,7 +115,11 @@ class Episode:
             turns=tuple(self.turns),
             is_finished=self.is_finished,
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
+            failure=self.failure,
         )
+
+    def _fail(self, error: EpisodeFailed) -> None:
+        self.is_over, self.is_finished, self.failure = True, False, str(error)
 
     def _write(self, rollout: Rollout) -> bool:
         """Append what was sampled; whether a stop token ended it."""
@@ -121,11 +140,12 @@ class Episode:
         self._begin_turn(self.turn.number + 1)
 
     def _begin_turn(self, number: int) -> None:
-        start = len(self.token_ids)
-        self.turn = Turn(start=start, stop=start, snapshot=self.environment.clone(NO_CHANCE), number=number)
-
-
-NO_CHANCE = generator_of("snapshots take no step")
+        start, snapshot = len(self.token_ids), None
+        try:
+            snapshot = take_snapshot(self.environment, key=self.sample.origin)
+        except EpisodeFailed as error:
+            self._fail(error)
+        self.turn = Turn(start=start, stop=start, snapshot=snapshot, number=number)
 
 
 def resume(state: State, rules: EpisodeRules, *, seed: int) -> Episode:

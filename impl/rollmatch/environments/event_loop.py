@@ -14,8 +14,12 @@ _loops: dict[int, asyncio.AbstractEventLoop] = {}
 _lock = threading.Lock()
 
 
-def run_coroutine(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Its result, waited for; from any thread but the loop's own.
+class NotDone(Exception):
+    """A coroutine did not end in time."""
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Result], *, timeout_s: float | None = None) -> Result:
+    """Its result, waited for; from any thread but the loop's own. Errors: ``NotDone``, what it raises.
 
     >>> async def loop():
     ...     return id(asyncio.get_running_loop())
@@ -24,7 +28,11 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """
     pending = asyncio.run_coroutine_threadsafe(coroutine, _loop())
     try:
-        return pending.result()
+        return pending.result(timeout_s)
+    except TimeoutError as error:
+        if pending.done():
+            raise
+        raise NotDone from error
     finally:
         pending.cancel()  # without effect where it has ended; Ctrl-C ends the wait, too
 

@@ -42,6 +42,8 @@ class Trajectory:
     """Whether it ended by itself, not at its token limit."""
     logprobs: tuple[float, ...] | None = None
     """[R] of the sampled ids, 0.0 for ids of an environment."""
+    failure: str = ""
+    """What its environment failed with; it teaches nothing, and is worth nothing known."""
 
     @property
     def total_return(self) -> float:

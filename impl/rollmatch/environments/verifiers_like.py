@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rollmatch.environments.event_loop import run_coroutine
+from rollmatch.environments.limits import EnvironmentLimits, run_limited
 from rollmatch.environments.tool_texts import called_message, reply_text, tools_text
 from rollmatch.errors import TargetError
 from rollmatch.records import Sample
@@ -53,8 +53,8 @@ class OncePerProcess:
 class VerifiersEnvironment:
     """An episode of the environment that ``make`` returns; satisfies ``Environment``."""
 
-    def __init__(self, make: OncePerProcess) -> None:
-        self._make = make
+    def __init__(self, make: OncePerProcess, limits: EnvironmentLimits) -> None:
+        self._make, self._limits = make, limits
         self._state: Any = None
         self._messages: list[Message] = []
         """What the policy has read before its turn."""
@@ -66,7 +66,7 @@ class VerifiersEnvironment:
         known = {name: sample.metadata[name] for name in _OF_ROWS if name in sample.metadata}
         row = {"prompt": prompt, "example_id": sample.sample_id, "answer": ""} | known
         self._make()  # here: an environment sets signal handlers, which only a main thread may
-        self._state = run_coroutine(self._begin(row))
+        self._state = run_limited(self._begin(row), self._limits)
         self._messages, self._history = list(self._state["prompt"]), (str(sample.sample_id),)
         shown = (tools_text(self._make().oai_tools or ()), self._shown(prompt))
         return "\n".join(text for text in shown if text)
@@ -74,7 +74,7 @@ class VerifiersEnvironment:
     def step(self, action: str) -> tuple[str, float, bool, bool]:
         """As the protocol. Errors: whatever the environment raises, and functions of its rubric."""
         self._make()
-        observation, reward, terminated, truncated = run_coroutine(self._advance(action))
+        observation, reward, terminated, truncated = run_limited(self._advance(action), self._limits)
         self._history += (action, observation)
         return observation, reward, terminated, truncated
 

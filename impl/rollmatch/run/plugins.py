@@ -9,8 +9,11 @@ from functools import partial
 from typing import TypeVar
 
 from rollmatch.config import RunConfig
+from rollmatch.config.custom import EnvironmentConfig
 from rollmatch.config.named import load_named
-from rollmatch.environments.environment import MakeEnvironment, load_environment, show
+from rollmatch.environments.environment import MakeEnvironment, show
+from rollmatch.environments.limits import EnvironmentLimits
+from rollmatch.environments.loading import load_environment
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
 from rollmatch.objectives.grpo.reward import CallLimits, Reward, load_rewards_of
 from rollmatch.objectives.rollout_matching.answer_format import ANSWER_FORMATS, AnswerFormat
@@ -115,7 +118,17 @@ def load_configured_environment(config: RunConfig) -> MakeEnvironment | None:
     entry = config.custom.extra.environment
     if entry.name is None:
         return None
-    return load_environment(entry.name, entry.options, key="custom.extra.environment.name")
+    key = "custom.extra.environment.name"
+    return load_environment(entry.name, entry.options, key=key, limits=limits_of(entry))
+
+
+def limits_of(entry: EnvironmentConfig) -> EnvironmentLimits:
+    """Of each call of an environment."""
+    return EnvironmentLimits(
+        timeout_s=entry.call_timeout_s,
+        processes=entry.processes,
+        max_observation_bytes=entry.max_observation_bytes,
+    )
 
 
 def with_first_observations(config: RunConfig, samples: Sequence[Sample]) -> Sequence[Sample]:
@@ -129,11 +142,12 @@ def with_first_observations(config: RunConfig, samples: Sequence[Sample]) -> Seq
     prompts = config.custom.prompts
     system = (("system", prompts.system),) if prompts.system else ()
     prompt = (*system, ("user", prompts.user))
+    limits = limits_of(config.custom.extra.environment)
     shown: list[Sample] = []
     errors: list[TargetError] = []
     for sample in samples:
         try:
-            shown.append(show(make, sample, run_seed=config.training.seed, asked=prompt))
+            shown.append(show(make, sample, run_seed=config.training.seed, asked=prompt, limits=limits))
         except TargetError as error:
             errors.append(error)
     if errors:

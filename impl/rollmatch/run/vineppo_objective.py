@@ -16,7 +16,7 @@ from rollmatch.objectives.vineppo.single_turn import RewardRules
 from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences, Splitter, Turns
 from rollmatch.objectives.vineppo.tree import SearchRules
 from rollmatch.objectives.vineppo.value import ContinuationValues, Valuer, ValueRules
-from rollmatch.run.plugins import load_configured_environment, load_rewards
+from rollmatch.run.plugins import limits_of, load_configured_environment, load_rewards
 
 MOST_KEPT = 4096
 """Observations whose ids are kept: those of a small world come again and again."""
@@ -62,6 +62,8 @@ def make_world(config: RunConfig, template: Template) -> EpisodeRunner | None:
         max_turns=settings.max_turns,
         max_response_tokens=settings.max_response_tokens,
         run_seed=config.training.seed,
+        limits=limits_of(settings),
+        failed_share=settings.failed_share,
     )
 
 

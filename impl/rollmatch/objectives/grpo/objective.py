@@ -186,12 +186,16 @@ def _is_flat(group: Sequence[Completion]) -> bool:
 
 
 def _completion(played: Played) -> Completion:
-    """An episode, paid by its environment."""
+    """An episode, paid by its environment; one that failed is left out, as if its reward had."""
     trajectory = played.trajectory
     return Completion(
         sample=trajectory.sample,
         rollout=played.rollout,
-        judgement=Judgement(values=(), total=trajectory.total_return),
+        judgement=Judgement(
+            values=(),
+            total=None if trajectory.failure else trajectory.total_return,
+            failures=(trajectory.failure,) if trajectory.failure else (),
+        ),
         is_truncated=not trajectory.is_finished,
         is_written=trajectory.written,
     )

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rollmatch.config.named import load_named
+from rollmatch.environments.worker_processes import WorkerProcesses
 from rollmatch.errors import ConfigError, RollmatchError, TargetError
 from rollmatch.objectives.grpo.reward_calls import RewardCall, Value, form_of
-from rollmatch.objectives.grpo.reward_processes import RewardProcesses
 from rollmatch.records import Sample
 
 RewardFunction = Callable[[str, Sample], float]
@@ -104,7 +104,10 @@ def load_rewards_of(
     for own_name, function, own_weight in named:
         _check_limits(own_name, limits, key=key, is_async=inspect.iscoroutinefunction(function))
         form = form_of(function, name if function is found else f"{name}.{own_name}", key=key, objects=[*objects])
-        workers = RewardProcesses(limits.processes, timeout_s=limits.timeout_s) if limits.processes else None
+        workers = None
+        if limits.processes:
+            modules = (function.__module__,)
+            workers = WorkerProcesses(limits.processes, timeout_s=limits.timeout_s, modules=modules)
         call = RewardCall(function=function, form=form, objects=objects, timeout_s=limits.timeout_s, processes=workers)
         rewards.append(Reward(name=own_name, call=call, weight=own_weight))
     return rewards

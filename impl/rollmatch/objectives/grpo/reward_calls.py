@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rollmatch.environments.event_loop import run_coroutine
+from rollmatch.environments.worker_processes import Arguments, WorkerProcesses
 from rollmatch.errors import ConfigError, TargetError
-from rollmatch.objectives.grpo.reward_processes import Arguments, RewardProcesses
 from rollmatch.records import Sample
 
 Form = Literal["ours", "trl", "verifiers"]
@@ -41,7 +41,7 @@ class RewardCall:
     """Further arguments by name, such as the parser of a rubric."""
     timeout_s: float | None = None
     """Of one call of a coroutine function."""
-    processes: RewardProcesses | None = None
+    processes: WorkerProcesses | None = None
 
     def __call__(self, answers: Sequence[str], samples: Sequence[Sample]) -> list[Value]:
         """[N] a value or the exception of each completion."""
@@ -54,7 +54,7 @@ class RewardCall:
         if inspect.iscoroutinefunction(self.function):
             return run_coroutine(self._gather(calls))
         if self.processes is not None:
-            return self.processes.map(self.function, calls)
+            return [self._told(found) for found in self.processes.map(self.function, calls)]
         return [self._try(arguments, named) for arguments, named in calls]
 
     def _arguments(self, answer: str, sample: Sample) -> Arguments:
@@ -88,6 +88,12 @@ class RewardCall:
             if isinstance(each, BaseException) and not isinstance(each, Exception):
                 raise each
         return found
+
+    def _told(self, found: object) -> object:
+        if not isinstance(found, TimeoutError) or self.timeout_s is None:
+            return found
+        problem, remedy = f"no value within {self.timeout_s:g} s", "Raise timeout_s, or make it faster."
+        return TargetError(problem, code="reward-timeout", remedy=remedy)
 
     def _try(self, arguments: Sequence[object], named: Mapping[str, object]) -> object:
         try:

@@ -10,8 +10,15 @@ from functools import partial
 from itertools import count
 
 from rollmatch.environments.continuation import ContinuationRequest, seed_from
-from rollmatch.environments.environment import MakeEnvironment, begin, generator_of
+from rollmatch.environments.environment import (
+    Environment,
+    FailedEnvironment,
+    MakeEnvironment,
+    begin,
+    generator_of,
+)
 from rollmatch.environments.episode import Episode, EpisodeRules, Reply, resume
+from rollmatch.environments.limits import DEFAULTS, EnvironmentLimits, EpisodeFailed, check_share
 from rollmatch.environments.trajectory import Trajectory
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.protocol import ObjectiveContext
@@ -19,7 +26,7 @@ from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
 
 NUM_SHOWN = 5
-"""Actions that were none, of a window, that are written down."""
+"""Actions that were none, and failures, of a window, that are written down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,9 @@ class EpisodeRunner:
     max_turns: int
     max_response_tokens: int
     run_seed: int
+    limits: EnvironmentLimits = DEFAULTS
+    failed_share: float = 0.0
+    """Largest share of failed episodes of a window, and of the continuations of a wave."""
 
     def rules_of(self, decoding: Decoding) -> EpisodeRules:
         """Of episodes whose turns are decoded so."""
@@ -54,10 +64,14 @@ class EpisodeRunner:
             max_turns=self.max_turns,
             max_turn_tokens=decoding.max_new_tokens,
             max_response_tokens=self.max_response_tokens,
+            limits=self.limits,
         )
 
     def play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Played]:
-        """First turns -> whole episodes, in order. Called by all ranks. Errors: those of ``Episode.take``."""
+        """First turns -> whole episodes, in order. Called by all ranks.
+
+        Errors: those of ``Episode.take``, ``episodes-failed``.
+        """
         rules = self.rules_of(context.decoding)
         episodes = [self._begin(*pair, rules) for pair in zip(samples, rollouts, strict=True)]
         for episode, rollout in zip(episodes, rollouts, strict=True):
@@ -65,6 +79,7 @@ class EpisodeRunner:
         play_episodes(episodes, context, context.decoding, name=f"{context.step}.{context.ranks.rank}.t")
         played = [_played(*pair) for pair in zip(episodes, rollouts, strict=True)]
         unparsable = [one.unparsable for one in played if one.unparsable]
+        failures = [one.trajectory.failure for one in played if one.trajectory.failure]
         context.log(
             "played",
             step=context.step,
@@ -74,8 +89,16 @@ class EpisodeRunner:
             finished=sum(one.trajectory.is_finished for one in played),
             num_unparsable=len(unparsable),
             unparsable=unparsable[:NUM_SHOWN],
+            num_failed=len(failures),
+            failures=failures[:NUM_SHOWN],
         )
+        self.check_failed([one.trajectory for one in played], context)
         return played
+
+    def check_failed(self, made: Sequence[Trajectory], context: ObjectiveContext) -> None:
+        """End the run where too many failed. Called by all ranks. Errors: ``episodes-failed``."""
+        failures = [one.failure for one in made if one.failure]
+        check_share(failures, len(made), failed_share=self.failed_share, gather=context.ranks.gather)
 
     def share(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Played]:
         """As ``play``, of what all ranks hold alike: each plays its part of it, and knows all."""
@@ -85,13 +108,17 @@ class EpisodeRunner:
         return [parts[place % world_size][place // world_size] for place in range(len(samples))]
 
     def _begin(self, sample: Sample, rollout: Rollout, rules: EpisodeRules) -> Episode:
-        environment, _ = begin(self.make, sample, run_seed=self.run_seed)
         chance = generator_of(self.run_seed, sample.sample_id, rollout.request_id)
+        try:
+            begun, _ = begin(self.make, sample, run_seed=self.run_seed, limits=self.limits)
+            environment: Environment = begun.clone(chance)
+        except EpisodeFailed as error:
+            environment = FailedEnvironment(error)
         return Episode(
             sample=sample,
             prompt_token_ids=self.prompt_of(sample),
             policy_version=rollout.policy_version,
-            environment=environment.clone(chance),
+            environment=environment,
             rules=rules,
             seed=seed_from(self.run_seed, sample.sample_id, rollout.request_id),
         )
@@ -101,7 +128,7 @@ class MultiTurn:
     """Continues from the middle of an episode, by the rule that sampled it; a ``Continuer``."""
 
     def __init__(self, world: EpisodeRunner, context: ObjectiveContext, *, logprobs: bool) -> None:
-        self.context = context
+        self.world, self.context = world, context
         self.decoding = replace(context.decoding, logprobs=logprobs)
         self.rules = world.rules_of(self.decoding)
         self.max_new_tokens = world.max_response_tokens
@@ -112,7 +139,9 @@ class MultiTurn:
         episodes = [resume(request.state, self.rules, seed=request.seed) for request in requests]
         name = f"{self.context.step}.{self.context.ranks.rank}.c{next(self._calls)}"
         play_episodes(episodes, self.context, self.decoding, name=name)
-        return [episode.trajectory() for episode in episodes]
+        made = [episode.trajectory() for episode in episodes]
+        self.world.check_failed(made, self.context)
+        return made
 
 
 def play_episodes(episodes: Sequence[Episode], context: ObjectiveContext, decoding: Decoding, *, name: str) -> None:

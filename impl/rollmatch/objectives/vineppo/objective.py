@@ -81,17 +81,18 @@ class VinePpoObjective(PolicyGradient):
         """``num_rollouts`` segments per sample. Errors: those of splitters, values and rewards."""
         repeated = self.reuse.repeat(samples)
         played = self._play(repeated, rollouts, context)
-        trajectories, rollouts = [one.trajectory for one in played], [one.rollout for one in played]
+        rollouts = [one.rollout for one in played]
+        trajectories = [one.trajectory for one in played if not one.trajectory.failure]
         cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
         counted = CostedValues(self._continuer(context))
         waves = Waves(counted, context.ranks, run_seed=self.run_seed, step=context.step)
         valued = self.valuer.values_of(trajectories, cuts, waves)
         reports = [_report(*three) for three in zip(trajectories, cuts, valued, strict=True)]
-        advantages = self._advantages(trajectories, cuts, reports, context)
-        segments = [self._segment(*pair) for pair in zip(played, advantages, strict=True)]
+        advantages = iter(self._advantages(trajectories, cuts, reports, context))
+        segments = [self._segment(one, None if one.trajectory.failure else next(advantages)) for one in played]
         segments = self.with_logprobs(segments, rollouts, context)
         cost = counted.report(num_states=sum(len(one.values) for one in valued))
-        self._note(context, samples, reports, cost)
+        self._note(context, trajectories, reports, cost)
         return TrainingTargets(
             segments=self.reuse.group(segments),
             reports=(*reports, cost),
@@ -121,11 +122,14 @@ class VinePpoObjective(PolicyGradient):
         """Returns of one response each; some are written down."""
         play = self.world.share if self.world else self._play
         played = play(samples, rollouts, context)
-        returns, rollouts = [one.trajectory.total_return for one in played], [one.rollout for one in played]
-        metrics = {"reward": fmean(returns), "num_scenes": float(len(samples))}
+        rollouts = [one.rollout for one in played]
+        returns = [None if one.trajectory.failure else one.trajectory.total_return for one in played]
+        known = [value for value in returns if value is not None]
+        metrics = {"reward": fmean(known) if known else 0.0, "num_scenes": float(len(samples))}
         answers = [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts[:NUM_SHOWN]]
         record = describe_answers(samples, answers, {"reward": returns})
-        return Evaluated(metrics=metrics, record=record, parts={"reward": [(each, 1.0) for each in returns]})
+        parts = [(0.0, 0.0) if each is None else (each, 1.0) for each in returns]
+        return Evaluated(metrics=metrics, record=record, parts={"reward": parts})
 
     def _play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Played]:
         """Whole responses, paid; in an environment, with the turns that follow the first."""
@@ -153,15 +157,20 @@ class VinePpoObjective(PolicyGradient):
         rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
         return normalize(rows, [one.written for one in trajectories], self.normalization, context.ranks.sum)
 
-    def _segment(self, played: Played, advantages: tuple[float, ...]) -> Segment:
+    def _segment(self, played: Played, advantages: tuple[float, ...] | None) -> Segment:
+        """None: its environment failed, and it teaches nothing."""
         made = played.trajectory
-        policy = PolicyTarget(advantages=advantages, is_written=made.written if made.turns else None)
+        policy = PolicyTarget(
+            advantages=advantages or (0.0,) * len(made.token_ids),
+            is_masked=advantages is None,
+            is_written=made.written if made.turns else None,
+        )
         return policy_segment(made.sample, played.rollout, policy)
 
     def _note(
         self,
         context: ObjectiveContext,
-        samples: Sequence[Sample],
+        trajectories: Sequence[Trajectory],
         reports: Sequence[TrajectoryReport],
         cost: WindowReport,
     ) -> None:
@@ -172,7 +181,7 @@ class VinePpoObjective(PolicyGradient):
             num_states=cost.num_states,
             num_continuations=cost.num_continuations,
             continuation_tokens=cost.continuation_tokens,
-            sample_ids=[sample.sample_id for sample in self.reuse.repeat(samples)],
+            sample_ids=[one.sample.sample_id for one in trajectories],
             returns=[report.total_return for report in reports],
             values=[[rounded(value) for value in report.values] for report in shown],
             advantages=[[rounded(a) for a in report.step_advantages] for report in shown],

@@ -106,7 +106,8 @@ class TreeValues:
         for (tree, node), made in zip(chosen, waves.continue_states(requests), strict=True):
             for above in node.lineage():
                 above.pending -= 1
-            tree.add(made, self.splitter.cuts(made), start=node)
+            if not made.failure:
+                tree.add(made, self.splitter.cuts(made), start=node)
 
     def _top_up(self, paths: dict[Owner, list[Node]], trees: dict[int, Tree], waves: Waves) -> None:
         """Sample what the values lack, in one wave."""
@@ -121,8 +122,8 @@ class TreeValues:
             requests += [waves.request(node.state, len(node.returns) + extra) for extra in range(num)]
             places += [node] * num
         for node, made in zip(places, waves.continue_states(requests), strict=True):
-            tree = trees[made.sample.sample_id]
-            tree.add(made, self.splitter.cuts(made), start=node)
+            if not made.failure:
+                trees[made.sample.sample_id].add(made, self.splitter.cuts(made), start=node)
 
 
 def _begin(tree: Tree) -> Node:

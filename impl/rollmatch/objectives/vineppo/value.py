@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from rollmatch.environments.continuation import Waves
 from rollmatch.environments.trajectory import Cuts, State, Trajectory, states_of
+from rollmatch.errors import TargetError
 
 Owner = tuple[int, int]
 """(rank, index among its trajectories) of a trajectory."""
@@ -83,7 +84,7 @@ class ContinuationValues:
     def _value(self, row: Sequence[Passage], through: dict[State, list[Passage]], waves: Waves) -> Valued:
         samples = []
         for passage in row:
-            fresh = waves.drawn.get(passage.state, [])
+            fresh = [value for value in waves.drawn.get(passage.state, ()) if value is not None]
             free = [other.value for other in through[passage.state] if other.owner != passage.owner]
             samples.append(fresh + (free if self._counts_siblings(passage.state) else []))
         return make_valued(samples)
@@ -104,11 +105,18 @@ def group_by_state(passages: Sequence[Passage]) -> dict[State, list[Passage]]:
 
 
 def make_valued(samples: Sequence[Sequence[float]]) -> Valued:
-    """[S] lists of returns -> their plain context.
+    """[S] lists of returns -> their plain means. Errors: ``value-unknown``.
 
     >>> make_valued([(0.0, 1.0), (1.0, 1.0)]).values
     (0.5, 1.0)
     """
+    if not all(samples):
+        raise TargetError(
+            "every continuation of a state failed in its environment",
+            code="value-unknown",
+            key="custom.extra.environment.name",
+            remedy="Correct the environment, raise vineppo.num_continuations, or lower failed_share to see the cause.",
+        )
     return Valued(
         values=tuple(fmean(returns) for returns in samples),
         counts=tuple(len(returns) for returns in samples),
@@ -116,4 +124,4 @@ def make_valued(samples: Sequence[Sequence[float]]) -> Valued:
 
 
 def _differ(state: State, waves: Waves) -> bool:
-    return len(set(waves.drawn.get(state, ()))) > 1
+    return len(set(waves.drawn.get(state, ())) - {None}) > 1

@@ -1,0 +1,81 @@
+"""Environments as the configuration names them: what is imported, and which form it has."""
+
+from collections.abc import Mapping
+from functools import partial
+from importlib import import_module
+from inspect import iscoroutinefunction
+
+from rollmatch.config.named import load_named
+from rollmatch.environments.coroutines import CoroutineEnvironment
+from rollmatch.environments.environment import MakeEnvironment
+from rollmatch.environments.gymnasium_like import GymnasiumEnvironment, is_gymnasium_like
+from rollmatch.environments.in_workers import WorkerEnvironment
+from rollmatch.environments.limits import DEFAULTS, TIMEOUT, EnvironmentLimits
+from rollmatch.environments.verifiers_like import (
+    OncePerProcess,
+    VerifiersEnvironment,
+    is_verifiers_like,
+    is_verifiers_v1,
+)
+from rollmatch.errors import ConfigError, RollmatchError
+
+METHODS = ("reset", "clone", "step", "fingerprint")
+
+
+class EnvironmentUnknown(ConfigError):
+    """An environment is not named as module:Class, or cannot be imported."""
+
+    code = "environment-unknown"
+
+
+def load_environment(
+    name: str, options: Mapping[str, object], *, key: str, limits: EnvironmentLimits = DEFAULTS
+) -> MakeEnvironment:
+    """Import ``module:Class``; modules of the working directory are found, too. It is made once, to see that it can be.
+
+    Classes of gymnasium's and verifiers' forms, and those of coroutines, are wrapped.
+    Errors: ``EnvironmentUnknown``, ``environment-misfit``, ``call-without-end``.
+    """
+    named = load_named(name, key=key, kind="Class", refuse=EnvironmentUnknown)
+    make = partial(named, **options)
+    _refuse_v1(name, named, key=key)
+    remedy = "It is made as Class(**options), and has reset, clone, step and fingerprint, or gymnasium's methods."
+    try:
+        made = make()
+    except RollmatchError:
+        raise
+    except Exception as error:  # the user's code may raise anything; the cause is kept
+        raise ConfigError(
+            f"{name}: {type(error).__name__}: {error}", code="environment-misfit", key=key, remedy=remedy
+        ) from error
+    _refuse_v1(name, made, key=key)
+    missing: list[str] = []
+    if is_gymnasium_like(made):
+        make = partial(GymnasiumEnvironment, make)
+    elif is_verifiers_like(made):
+        make = partial(VerifiersEnvironment, OncePerProcess(make), limits)
+    else:
+        missing = [method for method in METHODS if not callable(getattr(made, method, None))]
+    if missing:
+        raise ConfigError(f"{name} has no {', '.join(missing)}", code="environment-misfit", key=key, remedy=remedy)
+    has_coroutines = is_verifiers_like(made) or iscoroutinefunction(getattr(made, "step", None))
+    if iscoroutinefunction(getattr(made, "step", None)):
+        make = partial(CoroutineEnvironment, make, limits)
+    if limits.processes:
+        return partial(WorkerEnvironment, make, limits, name.partition(":")[0])
+    if limits.timeout_s is not None and not has_coroutines:
+        raise ConfigError(
+            f"is {limits.timeout_s:g}, but calls of {name} run in this process and cannot be ended",
+            code="call-without-end",
+            key=TIMEOUT,
+            remedy="Set processes: 1 or more, write reset and step as async def, or remove it.",
+        )
+    return make
+
+
+def _refuse_v1(name: str, made: object, *, key: str) -> None:
+    if is_verifiers_v1(made):
+        version = import_module("verifiers").__version__
+        problem = f"{name} is of verifiers.v1 (verifiers {version}), whose harness runs a whole rollout by itself"
+        remedy = "Name an environment of verifiers 0.1.x, or let verifiers roll out against /v1 of rollmatch serve."
+        raise ConfigError(problem, code="environment-misfit", key=key, remedy=remedy)
