@@ -4,19 +4,30 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 
-from conformance.doubles.locks import POLICY_RULES, VOCABULARY, A, B, RolloutSide, objective, prompt_of, sample_of
+from conformance.doubles.locks import (
+    POLICY_RULES,
+    VOCABULARY,
+    A,
+    B,
+    RolloutSide,
+    objective,
+    requests_of,
+    sample_of,
+)
+from conformance.doubles.ranks import alone
 from conformance.doubles.records import make_reply
 from conformance.doubles.tokenizer import ids_of_bytes
 from rollmatch.data import Reuse
 from rollmatch.environments.environment import ActionUnparsable
+from rollmatch.objectives.episodes import note_episodes
 from rollmatch.objectives.grpo.objective import GroupRules, GrpoObjective
 from rollmatch.objectives.policy_gradient import LogprobRules
-from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.objective import TrajectoryReport
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import Turns
 from rollmatch.objectives.vineppo.tree import SearchRules
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.episodes import EpisodeRunner, begin_all, play_in_waves
 
 TOP, MAX_TURNS, UP = 3, 5, 0.5
 STEP_REWARD, TOP_REWARD = 0.25, 1.0
@@ -77,8 +88,13 @@ class TurnSide(RolloutSide):
         reason = "stop" if is_stopped else "length"
         return make_reply(request, (letter,), version=self.version, finish_reason=reason, response_logprobs=logprobs)
 
-    def answer(self, samples, *, num=2, decoding=None):
-        return super().answer(samples, num=num, decoding=decoding or self.decoding)
+    def answer(self, samples, *, num=2, in_world=None):
+        """Whole episodes; ``calls`` hold the turns behind the first ones."""
+        episodes = begin_all(in_world or world(), requests_of(samples, num=num), self.decoding)
+        for episode in episodes:
+            episode.take(self.write(episode.request(), self.decoding))
+        play_in_waves(episodes, self.decoding, generate=self.generate, ranks=alone())
+        return [episode.rollout() for episode in episodes]
 
     def context(self, ranks=None):
         return replace(super().context(ranks), decoding=self.decoding)
@@ -91,7 +107,7 @@ def reply(text, is_stopped):
 
 def world(make=Ladder, **fields):
     fields = {"max_turns": MAX_TURNS, "max_response_tokens": 100, "run_seed": 1, **fields}
-    return EpisodeRunner(make=make, vocabulary=VOCABULARY, prompt_of=prompt_of, reply=reply, **fields)
+    return EpisodeRunner(make=make, vocabulary=VOCABULARY, reply=reply, **fields)
 
 
 def climbing(*, in_world=None, **fields):
@@ -115,10 +131,10 @@ def grouped(*, old="recomputed"):
 
 
 def played(side, made=None, *, num=2):
-    """Whole episodes of two samples."""
-    samples = [sample_of(0), sample_of(1)]
-    each = [sample for sample in samples for _ in range(num)]
-    return (made or world()).play(each, side.answer(samples, num=num), side.context())
+    """Whole episodes of two samples, written down."""
+    rollouts = side.answer([sample_of(0), sample_of(1)], num=num, in_world=made)
+    note_episodes(made or world(), rollouts, side.context())
+    return rollouts
 
 
 def values_in(segment):
@@ -132,7 +148,8 @@ SAMPLES = [sample_of(0), sample_of(1)]
 
 
 def targets_of(side, made=None, *, samples=SAMPLES, ranks=None):
-    return (made or climbing()).make_segments(samples, side.answer(samples), side.context(ranks))
+    made = made or climbing()
+    return made.make_segments(samples, side.answer(samples, in_world=made.world), side.context(ranks))
 
 
 def reports_of(targets):

@@ -1,6 +1,7 @@
 """VinePPO's objective in front of a rollout side of known probabilities, without a model."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,6 +21,7 @@ from rollmatch.objectives.vineppo.split import FixedTokens
 from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 from rollmatch.records import RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.episodes import play_in_waves
 
 VOCABULARY = make_vocabulary()
 A, B = ids_of_bytes(b"AB")
@@ -59,11 +61,7 @@ class RolloutSide:
         return make_reply(request, ids[:limit], version=self.version, finish_reason=reason)
 
     def answer(self, samples, *, num=2, decoding=DECODING):
-        requests = [
-            RolloutRequest(request_id=f"{i}", sample=sample, prompt_token_ids=prompt_of(sample), seed=i + 1)
-            for i, sample in enumerate(sample for sample in samples for _ in range(num))
-        ]
-        return [self.write(request, decoding) for request in requests]
+        return [self.write(request, decoding) for request in requests_of(samples, num=num)]
 
     def score(self, segments, *, reference=False):
         self.scored.append(len(segments))
@@ -80,11 +78,19 @@ class RolloutSide:
             ranks=ranks,
             decoding=DECODING,
             generate=self.generate,
+            play=partial(play_in_waves, generate=self.generate, ranks=ranks),
             score=self.score,
             teach=None,
             further=None,
             log=note,
         )
+
+
+def requests_of(samples, *, num):
+    return [
+        RolloutRequest(request_id=f"{i}", sample=sample, prompt_token_ids=prompt_of(sample), seed=i + 1)
+        for i, sample in enumerate(sample for sample in samples for _ in range(num))
+    ]
 
 
 def prompt_of(sample):

@@ -137,6 +137,11 @@ class Rollout:
         return self.response_token_ids if self.stop_id is None else (*self.response_token_ids, self.stop_id)
 
     @property
+    def num_tokens(self) -> int:
+        """R, as tokens of rollouts are counted: without the stop token."""
+        return len(self.response_token_ids)
+
+    @property
     def finish_reason(self) -> str:
         """``stop``: a stop token ended it. ``length``: its limit did."""
         return "length" if self.stop_id is None else "stop"

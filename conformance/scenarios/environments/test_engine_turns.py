@@ -1,6 +1,7 @@
 """Episodes of several turns on a real server, a picture in each prompt: equal to those of generate()."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -9,10 +10,10 @@ from conformance.doubles.locks import objective, segments_of
 from conformance.doubles.ranks import alone
 from rollmatch.model.checkpoint import merged_weights
 from rollmatch.objectives.protocol import ObjectiveContext
-from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.objective import TrajectoryReport
 from rollmatch.objectives.vineppo.split import Turns
 from rollmatch.rollout.backend import Decoding, make_requests
+from rollmatch.rollout.episodes import EpisodeRunner, begin_all, play_apart, play_in_waves
 from rollmatch.rollout.hf import HfBackend
 
 pytestmark = pytest.mark.engine
@@ -45,8 +46,8 @@ class Count:
 
 def world_of(template):
     return EpisodeRunner(
-        make=Count, vocabulary=template.vocabulary, prompt_of=template.prompt_token_ids,
-        reply=template.reply_token_ids, max_turns=NUM_TURNS, max_response_tokens=200, run_seed=1,
+        make=Count, vocabulary=template.vocabulary, reply=template.reply_token_ids,
+        max_turns=NUM_TURNS, max_response_tokens=200, run_seed=1,
     )  # fmt: skip
 
 
@@ -64,17 +65,20 @@ class Side:
         self.asked += requests
         return self.backend.generate(requests, decoding)
 
-    def first_turns(self, *, num):
+    def episodes(self, *, num):
         samples = [sample for sample in self.samples for _ in range(num)]
         requests = make_requests(samples, prompt_of=template_of().prompt_token_ids, run_seed=7, step=0, rank=0)
-        return samples, self.backend.generate(requests, self.decoding)
+        episodes = begin_all(world_of(template_of()), requests, self.decoding)
+        self.context().play(episodes, self.decoding)
+        return [episode.rollout() for episode in episodes]
 
     def context(self):
         nothing = dict.fromkeys(("score", "teach", "further", "log"), lambda *_, **__: None)
-        return ObjectiveContext(step=5, ranks=alone(), decoding=self.decoding, generate=self.ask, **nothing)
+        play = partial(play_in_waves, generate=self.ask, ranks=alone())
+        return ObjectiveContext(step=5, ranks=alone(), decoding=self.decoding, generate=self.ask, play=play, **nothing)
 
     def play(self):
-        return [one.trajectory for one in world_of(template_of()).play(*self.first_turns(num=1), self.context())]
+        return [one.trajectory for one in self.episodes(num=1)]
 
     def targets(self, **fields):
         template = template_of()
@@ -84,7 +88,7 @@ class Side:
             prompt_of=template.prompt_token_ids, **fields,
         )  # fmt: skip
         made = replace(made, logprob_rules=replace(made.logprob_rules, old="current"))
-        return made.make_segments(self.samples, self.first_turns(num=2)[1], self.context())
+        return made.make_segments(self.samples, self.episodes(num=2), self.context())
 
 
 @pytest.fixture
@@ -118,3 +122,12 @@ def test_greedy_continuations_of_any_turn_return_what_the_episode_was_paid(serve
     targets = {segment.token_ids[segment.prompt_len :] for segment in segments_of(targets)}
     for prefix in {request.prefix_token_ids for request in side.asked}:
         assert any(target[: len(prefix)] == prefix for target in targets)
+
+
+def test_episodes_at_their_own_pace_on_a_server_are_those_of_waves(served):
+    side = Side(served)
+    samples = [sample for sample in side.samples for _ in range(3)]
+    requests = make_requests(samples, prompt_of=template_of().prompt_token_ids, run_seed=7, step=0, rank=0)
+    apart = begin_all(world_of(template_of()), requests, GREEDY)
+    play_apart(apart, served.open_turns(len(apart), GREEDY), as_begun=lambda request, rollout: rollout)
+    assert [episode.rollout() for episode in apart] == side.episodes(num=3)

@@ -11,6 +11,7 @@ from conformance.doubles.refusals import refused
 from conformance.doubles.troubles import DIES, FAILS_TO_BEGIN, FLOOD, FLOODS, HANGS, RAISES, Troubled
 from rollmatch.environments.limits import EnvironmentLimits
 from rollmatch.environments.loading import load_environment
+from rollmatch.objectives.episodes import note_episodes
 
 TROUBLED, WAITING = "conformance.doubles.troubles:Troubled", "conformance.doubles.troubles:Waiting"
 LOCKED = "conformance.doubles.troubles:Locked"
@@ -28,8 +29,7 @@ def episodes_of(numbers, in_world, side=None, ranks=None):
     """Trajectories of samples with these numbers, of a policy that climbs."""
     side = side or TurnSide(letters=(A,))
     samples = [sample_of(number) for number in numbers]
-    made = in_world.play(samples, side.answer(samples, num=1), side.context(ranks))
-    return [one.trajectory for one in made]
+    return note_episodes(in_world, side.answer(samples, num=1, in_world=in_world), side.context(ranks))
 
 
 def in_workers(limits=LIMITS, **fields):
@@ -116,12 +116,12 @@ def test_an_episode_that_failed_is_masked_and_in_no_mean(make):
     in_world = world(Troubled, failed_share=0.5)
     samples = [sample_of(0), sample_of(RAISES)]
     made, side = replace(make(), world=in_world), TurnSide(letters=(A,))
-    targets = made.make_segments(samples, side.answer(samples), side.context())
+    targets = made.make_segments(samples, side.answer(samples, in_world=made.world), side.context())
     (good, failed) = ([segment.policy for segment in group] for group in targets.segments)
     assert [policy.is_masked for policy in (*good, *failed)] == [False, False, True, True]
     assert {value for policy in failed for value in policy.advantages} == {0.0}
     assert made.summarize(targets.reports)["reward"] == pytest.approx(1.75)
-    evaluated = made.evaluate(samples, side.answer(samples, num=1), side.context())
+    evaluated = made.evaluate(samples, side.answer(samples, num=1, in_world=made.world), side.context())
     assert evaluated.metrics["reward"] == pytest.approx(1.75)
     assert evaluated.parts["reward"] == [(1.75, 1.0), (0.0, 0.0)]
 
@@ -142,7 +142,7 @@ def test_a_continuation_that_failed_is_in_no_value(make):
     if make is climbing:
         made = replace(made, valuer=climbing(num_continuations=12).valuer)
     samples = [sample_of(0), sample_of(6), sample_of(7)]
-    targets = made.make_segments(samples, side.answer(samples), side.context())
+    targets = made.make_segments(samples, side.answer(samples, in_world=made.world), side.context())
     reports = [one for one in targets.reports if hasattr(one, "values")]
     assert 0 < len(reports) < 6, "some episodes failed, others were played to their end"
     assert all(report.values == pytest.approx((1.75, 1.5, 1.25)) for report in reports), "without chance but failures"

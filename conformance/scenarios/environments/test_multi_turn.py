@@ -59,18 +59,21 @@ def test_turns_and_observations_follow_each_other_as_they_were_written(decoding)
         assert made.token_ids == tuple(ids)
         assert made.is_finished == (rung == TOP)
         assert len(made.turns) <= MAX_TURNS
-        assert one.rollout.finish_reason == ("stop" if decoding is LONG else "length")
-        assert one.rollout.response_token_ids == tuple(ids[:-1] if decoding is LONG else ids)
+        assert one.finish_reason == ("stop" if decoding is LONG else "length")
+        assert one.response_token_ids == tuple(ids[:-1] if decoding is LONG else ids)
         assert one.num_tokens == len(made.turns)
 
 
 def test_turns_that_are_missing_end_the_run():
+    class Short(TurnSide):
+        def generate(self, requests, decoding):
+            return super().generate(requests, decoding)[:-1]
+
     side = TurnSide()
     with pytest.raises(ValueError, match="zip"):
-        world().play(SAMPLES, side.answer(SAMPLES, num=1)[:-1], side.context())
-    context = replace(side.context(), generate=lambda *given: side.generate(*given)[:-1])
+        grouped().make_segments(SAMPLES, side.answer(SAMPLES, num=1)[:-1], side.context())
     with pytest.raises(ValueError, match="zip"):
-        world().play(SAMPLES, side.answer(SAMPLES, num=1), context)
+        Short().answer(SAMPLES)
 
 
 def test_live_episodes_are_requested_in_one_wave_per_turn():

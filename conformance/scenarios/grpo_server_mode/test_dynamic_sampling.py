@@ -44,6 +44,7 @@ def targets_of(found, *further, overrides=(ON,)):
         ranks=Ranks(),
         decoding=Decoding(max_new_tokens=8, temperature=1.0),
         generate=None,
+        play=None,
         score=None,
         teach=None,
         further=roll_out,

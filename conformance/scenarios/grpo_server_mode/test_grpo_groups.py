@@ -37,6 +37,7 @@ def targets_of(objective, *rollouts, samples=(SAMPLE,), ranks=None, log=lambda *
         ranks=ranks or Ranks(),
         decoding=Decoding(max_new_tokens=8, temperature=1.0),
         generate=None,
+        play=None,
         score=lambda segments, reference=False: [(-2.0,) * segment.train_len for segment in segments],
         teach=None,
         further=None,

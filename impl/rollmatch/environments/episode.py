@@ -7,6 +7,7 @@ limit; the ids of the observation follow it, and belong to no turn.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from rollmatch.environments.continuation import seed_from
 from rollmatch.environments.environment import (
     ActionUnparsable,
     Environment,
@@ -15,10 +16,10 @@ from rollmatch.environments.environment import (
     take_step,
 )
 from rollmatch.environments.limits import DEFAULTS, EnvironmentLimits, EpisodeFailed
-from rollmatch.environments.trajectory import State, Trajectory, Turn
+from rollmatch.environments.trajectory import EpisodeRollout, State, Trajectory, Turn
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.records import Rollout, Sample
+from rollmatch.records import Rollout, RolloutRequest, Sample
 
 Reply = Callable[[str, bool], tuple[int, ...]]
 """(observation, whether the turn before it ended with a stop token) -> ids that stand before the next turn."""
@@ -39,15 +40,22 @@ class EpisodeRules:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Episode:
-    """One of them; ``take`` each turn until ``is_over``."""
+    """One of them; ``take`` the rollout of each ``request`` while it ``wants_turn``."""
 
+    request_id: str
     sample: Sample
     prompt_token_ids: tuple[int, ...]
-    policy_version: int
+    """[P'] as sent."""
+    policy_version: int | None = None
+    """Of all turns; None before the first one."""
     environment: Environment
     rules: EpisodeRules
     seed: int | str
     """Of this attempt: the environment's chance and every turn's sampling go by it."""
+    first_seed: int | None = None
+    """Of the first turn; None: it follows from ``seed``, as those of later turns."""
+    seen_prompt: tuple[int, ...] = ()
+    """[P] as the engine saw it, known after the first turn."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] | None = field(default_factory=list)
     """None once an engine has returned none."""
@@ -72,11 +80,32 @@ class Episode:
         written = len(self.token_ids) - self.turn.start
         return min(self.rules.max_turn_tokens - written, self.rules.max_response_tokens - len(self.token_ids))
 
+    @property
+    def wants_turn(self) -> bool:
+        """Whether another turn is to be taken; one whose environment failed at its beginning has a first one, too."""
+        return not self.is_over or self.policy_version is None
+
+    def request(self) -> RolloutRequest:
+        """For the rest of the turn under way."""
+        number = self.turn.number
+        first_seed = self.first_seed if number == 0 else None
+        return RolloutRequest(
+            request_id=self.request_id if number == 0 else f"{self.request_id}.{number}",
+            sample=self.sample,
+            prompt_token_ids=self.prompt_token_ids,
+            prefix_token_ids=tuple(self.token_ids),
+            max_new_tokens=self.remaining_tokens,
+            seed=seed_from(self.seed, number) if first_seed is None else first_seed,
+            policy_version=self.policy_version,
+        )
+
     def take(self, rollout: Rollout) -> None:
         """The rest of the turn under way, and the environment's answer to it.
 
         Errors: ``continuation-outdated``, and those of ``take_step``.
         """
+        if self.policy_version is None:
+            self.policy_version, self.seen_prompt = rollout.policy_version, rollout.prompt_token_ids
         if rollout.policy_version != self.policy_version:
             raise TargetError(
                 f"version {rollout.policy_version} wrote a turn where version {self.policy_version} had begun",
@@ -104,8 +133,26 @@ class Episode:
         if not self.is_over:
             self._hear(self.rules.reply(answer.observation, is_stopped))
 
+    def rollout(self) -> EpisodeRollout:
+        """The whole episode, once it is over."""
+        trajectory, stop_ids = self.trajectory(), self.rules.vocabulary.stop_ids
+        ids = trajectory.token_ids
+        stop_id = ids[-1] if ids[-1] in stop_ids else None
+        return EpisodeRollout(
+            request_id=self.request_id,
+            prompt_token_ids=self.seen_prompt,
+            response_token_ids=ids if stop_id is None else ids[:-1],
+            stop_id=stop_id,
+            policy_version=trajectory.policy_version,
+            response_logprobs=trajectory.logprobs,
+            trajectory=trajectory,
+            num_written=sum(turn.stop - turn.start - (ids[turn.stop - 1] in stop_ids) for turn in trajectory.turns),
+            unparsable=self.unparsable,
+        )
+
     def trajectory(self) -> Trajectory:
         """What has become of it."""
+        assert self.policy_version is not None, "a turn was taken"
         return Trajectory(
             sample=self.sample,
             prompt_token_ids=self.prompt_token_ids,
@@ -148,11 +195,12 @@ class Episode:
         self.turn = Turn(start=start, stop=start, snapshot=snapshot, number=number)
 
 
-def resume(state: State, rules: EpisodeRules, *, seed: int) -> Episode:
+def resume(state: State, rules: EpisodeRules, *, seed: int, request_id: str) -> Episode:
     """An episode that continues from a state: a clone of the environment before the turn that the prefix ends in."""
     turn = state.turn
     assert turn is not None, "states of episodes know their turn"
     episode = Episode(
+        request_id=request_id,
         sample=state.sample,
         prompt_token_ids=state.prompt_token_ids,
         policy_version=state.policy_version,

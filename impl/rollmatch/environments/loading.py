@@ -53,7 +53,7 @@ def load_environment(
     if is_gymnasium_like(made):
         make = partial(GymnasiumEnvironment, make)
     elif is_verifiers_like(made):
-        make = partial(VerifiersEnvironment, OncePerProcess(make), limits)
+        make = partial(VerifiersEnvironment, OncePerProcess(make, made), limits)
     else:
         missing = [method for method in METHODS if not callable(getattr(made, method, None))]
     if missing:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from rollmatch.errors import TargetError
-from rollmatch.records import Sample
+from rollmatch.records import Rollout, Sample
 
 Cuts = tuple[int, ...]
 """[S + 1] ascending step bounds of a trajectory, from 0 to its length; step i is ``token_ids[cuts[i]:cuts[i + 1]]``."""
@@ -57,7 +57,7 @@ class Trajectory:
     def step_rewards(self, cuts: Cuts) -> tuple[float, ...]:
         """[S] what each step was paid.
 
-        >>> from rollmatch.records import Sample
+        >>> from rollmatch.records import Rollout, Sample
         >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
         >>> Trajectory(sample=sample, prompt_token_ids=(1,), token_ids=(5, 6, 7), rewards=((1, 0.5), (3, 2.0)),
         ...            policy_version=1, is_finished=True).step_rewards((0, 1, 2, 3))
@@ -73,7 +73,7 @@ class Trajectory:
     def written(self) -> tuple[bool, ...]:
         """[R] whether the policy wrote each id.
 
-        >>> from rollmatch.records import Sample
+        >>> from rollmatch.records import Rollout, Sample
         >>> whole = Trajectory(sample=Sample(sample_id=0, origin="x:1", images=()), prompt_token_ids=(1,), rewards=(),
         ...                    token_ids=(5, 6, 7, 8, 9), policy_version=1, is_finished=True,
         ...                    turns=(Turn(start=0, stop=2, number=0), Turn(start=4, stop=5, number=1)))
@@ -84,6 +84,22 @@ class Trajectory:
         for turn in self.turns:
             mask[turn.start : turn.stop] = [True] * (turn.stop - turn.start)
         return tuple(mask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRollout(Rollout):
+    """A whole episode as one rollout: its response holds all turns, and the observations between them."""
+
+    trajectory: Trajectory
+    num_written: int
+    """Tokens of all turns, without stop tokens."""
+    unparsable: str = ""
+    """What was wrong with the last action, if it was none."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the policy wrote."""
+        return self.num_written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +135,7 @@ class State:
 def state_at(trajectory: Trajectory, position: int) -> State:
     """The state after ``position`` ids.
 
-    >>> from rollmatch.records import Sample
+    >>> from rollmatch.records import Rollout, Sample
     >>> sample = Sample(sample_id=4, origin="x:5", images=(), objects=(), width=8, height=8)
     >>> whole = Trajectory(sample=sample, prompt_token_ids=(1,), token_ids=(5, 6, 7), rewards=(), policy_version=1,
     ...                    is_finished=True)

@@ -8,6 +8,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,13 @@ def is_verifiers_like(made: object) -> bool:
 
 
 class OncePerProcess:
-    """Makes one environment for all episodes: verifiers keeps an episode's state outside. Pickled as its recipe."""
+    """Makes one environment for all episodes: verifiers keeps an episode's state outside. Pickled as its recipe.
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make, self._made = make, None
+    ``made``: the one of this process, where it was made. Only a main thread can make it: it sets signal handlers.
+    """
+
+    def __init__(self, make: Callable[[], Any], made: Any = None) -> None:
+        self._make, self._made = make, made
 
     def __call__(self) -> Any:
         """The environment."""
@@ -65,7 +69,7 @@ class VerifiersEnvironment:
         prompt = sample.chat()
         known = {name: sample.metadata[name] for name in _OF_ROWS if name in sample.metadata}
         row = {"prompt": prompt, "example_id": sample.sample_id, "answer": ""} | known
-        self._make()  # here: an environment sets signal handlers, which only a main thread may
+        self._make()  # here: the loop of coroutines is no main thread
         self._state = run_limited(self._begin(row), self._limits)
         self._messages, self._history = list(self._state["prompt"]), (str(sample.sample_id),)
         shown = (tools_text(self._make().oai_tools or ()), self._shown(prompt))
@@ -122,24 +126,27 @@ class VerifiersEnvironment:
 
 
 class _Kept(logging.Handler):
-    """Keeps what is logged as an error."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.messages: list[str] = []
+    """Keeps what is logged as an error while an episode is scored; others are scored at the same time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
+        kept = _ERRORS.get()
+        if kept is not None:
+            kept.append(record.getMessage())
+
+
+_ERRORS: ContextVar[list[str] | None] = ContextVar("errors of one scoring, in its coroutines", default=None)
+_KEPT = _Kept(logging.ERROR)
 
 
 @contextmanager
 def _failures_of_rubrics() -> Iterator[None]:
     """verifiers logs what a reward function raises, and counts 0 for it: here it is raised."""
-    handler, logger = _Kept(), logging.getLogger("verifiers")
-    logger.addHandler(handler)
+    logging.getLogger("verifiers").addHandler(_KEPT)  # without effect where it was added
+    errors: list[str] = []
+    token = _ERRORS.set(errors)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-    if handler.messages:
-        raise RuntimeError(handler.messages[0])
+        _ERRORS.reset(token)
+    if errors:
+        raise RuntimeError(errors[0])

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from rollmatch.data.order import Reuse
+from rollmatch.environments.episode import Episode
 from rollmatch.learn.batch import MicroBatch, Supervisor
 from rollmatch.learn.head import Logits
 from rollmatch.ranks import Ranks
@@ -53,6 +54,8 @@ class ObjectiveContext:
     """Of the rollouts at hand."""
     generate: Callable[[Sequence[RolloutRequest], Decoding], list[Rollout]]
     """More rollouts by the same weights, in order. All ranks call it equally often, also without requests."""
+    play: Callable[[Sequence[Episode], Decoding], None]
+    """Episodes to their ends, by the same weights. All ranks call it equally often, also without episodes."""
     score: ScoreSegments
     teach: AskModel
     further: RollOutFurther
@@ -70,7 +73,7 @@ class TrainingTargets:
     completions: tuple[tuple[Sample, Rollout], ...] | None = None
     """What the segments were made from, where it is not the rollouts at hand."""
     num_rollout_tokens: int | None = None
-    """Of all turns and rounds, where the rollouts at hand were only the first ones."""
+    """Of all rounds and turns, where it is not those of the rollouts' responses."""
     num_skipped: int = 0
     """Segments that were too long, and are stubs without supervision now."""
     num_cut: int = 0

@@ -255,7 +255,7 @@ class Prefetch:
                     began=began,
                     ended=self.clock(),
                     policy_version=min(rollout.policy_version for rollout in rollouts),
-                    num_tokens=sum(len(rollout.response_token_ids) for rollout in rollouts),
+                    num_tokens=sum(rollout.num_tokens for rollout in rollouts),
                 )
             )
             self.monitor.notify()

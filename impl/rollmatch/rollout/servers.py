@@ -176,6 +176,10 @@ class VllmServerBackend(RolloutBackend):
         self._write_down([chunk], [log], decoding)
         return self._make_rollouts(requests, replies, decoding)
 
+    def open_turns(self, num_episodes: int, decoding: Decoding) -> "ServerTurns":
+        """As the contract: each turn is a call of its own, so that a server's batch stays full."""
+        return ServerTurns(self, num_episodes, decoding)
+
     def close(self) -> None:
         """Leave the group; the servers stay."""
         if self.sender:
@@ -249,3 +253,21 @@ class VllmServerBackend(RolloutBackend):
             stop_ids=self.template.vocabulary.stop_ids,
             version=self.policy_version,
         )
+
+
+class ServerTurns:
+    """Turns of episodes by servers; satisfies ``Turns``. An episode stays on its server while this takes part."""
+
+    def __init__(self, backend: VllmServerBackend, num_episodes: int, decoding: Decoding) -> None:
+        self._backend, self._decoding = backend, decoding
+        chunks = backend.members.cut(num_episodes)
+        self._servers = [chunk.server_index for chunk in chunks for _ in range(chunk.num_requests)]
+
+    def write(self, place: int, request: RolloutRequest) -> Rollout:
+        """As the protocol. Errors: those of ``generate_on``, but for ``ServerLost``."""
+        while True:
+            try:
+                return self._backend.generate_on(self._servers[place], [request], self._decoding, start=place)[0]
+            except ServerLost:
+                present = self._backend.members.present
+                self._servers[place] = present[place % len(present)]

@@ -10,6 +10,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 
 import torch
 
+from rollmatch.environments.episode import Episode
 from rollmatch.errors import RolloutError
 from rollmatch.journal import Journal
 from rollmatch.model.images import ImageFeatures
@@ -17,6 +18,7 @@ from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, make_requests
+from rollmatch.rollout.episodes import EpisodeRunner, begin_all, play_apart, play_in_waves
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.weights.named_weights import NamedWeights
@@ -39,6 +41,8 @@ class RolloutSource:
     journal: Journal
     ranks: Ranks
     run_seed: int
+    world: EpisodeRunner | None = None
+    """Where responses have several turns: a rollout is a whole episode then."""
     precision: str = ""
     """In which responses are computed, for people."""
     num_threads: int | None = None
@@ -55,15 +59,26 @@ class RolloutSource:
         A rollout that continues a prefix names the version of its prefix, also where a restarted server got the same
         weights again, as a newer version. Errors: as ``settle``.
         """
-        step_of = self.fence.step_of
-
-        def as_begun(request: RolloutRequest, rollout: Rollout) -> Rollout:
-            begun = request.policy_version
-            is_same = begun in step_of and step_of[begun] == step_of.get(rollout.policy_version)
-            return replace(rollout, policy_version=begun) if begun is not None and is_same else rollout
-
         rollouts = self._generate(requests, decoding)
-        return [as_begun(*pair) for pair in zip(requests, rollouts, strict=True)]
+        return [self._as_begun(*pair) for pair in zip(requests, rollouts, strict=True)]
+
+    def _as_begun(self, request: RolloutRequest, rollout: Rollout) -> Rollout:
+        begun, step_of = request.policy_version, self.fence.step_of
+        is_same = begun in step_of and step_of[begun] == step_of.get(rollout.policy_version)
+        return replace(rollout, policy_version=begun) if begun is not None and is_same else rollout
+
+    def play(self, episodes: Sequence[Episode], decoding: Decoding) -> None:
+        """Play episodes to their ends by the weights of the last sync. All ranks call it, equally often.
+
+        Each goes at its own pace where the backend writes single turns: a server that is restarted costs the turns
+        under way, which are written after the next sync. Errors: as ``settle``, those of ``Episode.take``.
+        """
+        turns = self.fence.backend.open_turns(len(episodes), decoding)
+        with Threads(self.num_threads):
+            if turns is None:
+                play_in_waves(episodes, decoding, generate=self.generate, ranks=self.ranks)
+            else:
+                self.settle(lambda: play_apart(episodes, turns, as_begun=self._as_begun))
 
     def settle(self, attempt: Callable[[], Result], *, step: int | None = None) -> list[Result]:
         """``attempt`` on all ranks together, again after a restart of a server. Errors: as the function ``settle``."""
@@ -76,7 +91,12 @@ class RolloutSource:
         spread; ``round_index``: rounds of the step before this one). Errors: as ``settle``.
         """
         requests = self.make_requests(samples, step, purpose=purpose, round_index=round_index)
-        return self._generate(requests, self.decoding_of(purpose), step=step)
+        decoding = self.decoding_of(purpose)
+        if self.world is None:
+            return self._generate(requests, decoding, step=step)
+        episodes = begin_all(self.world, requests, decoding)
+        self.play(episodes, decoding)
+        return [episode.rollout() for episode in episodes]
 
     def _generate(
         self, requests: Sequence[RolloutRequest], decoding: Decoding, *, step: int | None = None

@@ -43,6 +43,7 @@ from rollmatch.run.preflight import check_training_arguments
 from rollmatch.run.strategy import complete, strategy_arguments
 from rollmatch.run.strategy_check import LAUNCHER_FIELDS
 from rollmatch.run.teachers import answer_of, averages_of, make_teachers
+from rollmatch.run.vineppo_objective import make_world
 from rollmatch.training.learner import Learner
 from rollmatch.weights.named_weights import largest_rank
 
@@ -187,6 +188,7 @@ def make_source(
         journal=journal,
         ranks=ranks,
         run_seed=config.training.seed,
+        world=make_world(config, template),
         precision=rollout_precision(config, model),
         num_threads=effective.rollout_threads(config, on_gpu=on_gpu),
     )

@@ -200,6 +200,7 @@ def _context(source: "RolloutSource", model: "nn.Module", step: int) -> "Objecti
         ranks=source.ranks,
         decoding=source.eval_decoding,
         generate=source.generate,
+        play=source.play,
         score=score,
         teach=score.teach,
         further=lambda num: [],

@@ -9,13 +9,13 @@ from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.policy_gradient import LogprobRules
-from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner
 from rollmatch.objectives.vineppo.objective import VinePpoObjective
 from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.single_turn import RewardRules
 from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences, Splitter, Turns
 from rollmatch.objectives.vineppo.tree import SearchRules
 from rollmatch.objectives.vineppo.value import ContinuationValues, Valuer, ValueRules
+from rollmatch.rollout.episodes import EpisodeRunner
 from rollmatch.run.plugins import limits_of, load_configured_environment, load_rewards
 
 MOST_KEPT = 4096
@@ -57,7 +57,6 @@ def make_world(config: RunConfig, template: Template) -> EpisodeRunner | None:
     return EpisodeRunner(
         make=make,
         vocabulary=template.vocabulary,
-        prompt_of=template.prompt_token_ids,
         reply=lru_cache(MOST_KEPT)(template.reply_token_ids if as_chat else template.text_token_ids),
         max_turns=settings.max_turns,
         max_response_tokens=settings.max_response_tokens,

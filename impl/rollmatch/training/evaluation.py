@@ -25,7 +25,7 @@ def evaluate_policy(
     parts = ranks.gather(list(zip(mine, rollouts, strict=True)))
     pairs = sorted((pair for part in parts for pair in part), key=lambda pair: pair[0].sample_id)
     evaluated = objective.evaluate([sample for sample, _ in pairs], [rollout for _, rollout in pairs], context)
-    num_tokens = sum(len(rollout.response_token_ids) for _, rollout in pairs)
+    num_tokens = sum(rollout.num_tokens for _, rollout in pairs)
     of_samples = {"sample_ids": [sample.sample_id for sample, _ in pairs], "parts": dict(evaluated.parts)}
     metrics = dict(evaluated.metrics) | {"tokens_per_s": num_tokens / rollout_s}
     return {"precision": source.precision, **evaluated.record, **of_samples}, metrics

@@ -115,7 +115,7 @@ def generated_fields(
         "step": step,
         "seconds": rounded(seconds),
         "num_rollouts": len(rollouts),
-        "num_tokens": sum(len(rollout.response_token_ids) for rollout in rollouts),
+        "num_tokens": sum(rollout.num_tokens for rollout in rollouts),
         "policy_version": min((rollout.policy_version for rollout in rollouts), default=policy_version),
     }
 
@@ -189,7 +189,7 @@ class StepReport:
                 "question": question_of(sample),
                 "expected": expected_of(sample)[:LONGEST_TEXT],
                 "text": text_of(rollout.response_token_ids)[:LONGEST_TEXT],
-                "num_tokens": len(rollout.response_token_ids),
+                "num_tokens": rollout.num_tokens,
                 "finish_reason": rollout.finish_reason,
                 "worth": {n: v for n, v in self.objective.summarize([report]).items() if n in WORTH},
             }
@@ -214,7 +214,7 @@ class StepReport:
     def figures(self) -> dict[str, float]:
         """Flat numbers of this rank's step; rates and means as the objective's ``summarize`` defines them."""
         generated = () if self.is_given else self.rollouts
-        waited_for = sum(len(rollout.response_token_ids) for rollout in generated)
+        waited_for = sum(rollout.num_tokens for rollout in generated)
         rollout_tokens = waited_for if self.num_rollout_tokens is None else self.num_rollout_tokens
         learn_tokens = sum(batch.num_tokens for batch in self.batches)
         batches, fills = self.batches, [batch.fill for batch in self.batches]

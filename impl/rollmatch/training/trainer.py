@@ -341,6 +341,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             ranks=source.ranks,
             decoding=source.decoding_of(purpose),
             generate=source.generate,
+            play=source.play,
             score=score,
             teach=score.teach,
             further=FurtherSamples(

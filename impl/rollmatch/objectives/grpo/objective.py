@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rollmatch.data import Reuse
+from rollmatch.environments.trajectory import Trajectory
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.answers import NUM_SHOWN, describe_answers
+from rollmatch.objectives.episodes import note_episodes, note_part
 from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages, is_flat
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.reward import Judgement, Reward, Timing, judge_all
@@ -19,8 +21,8 @@ from rollmatch.objectives.grpo.segments import (
 )
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
-from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, Played
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment, rounded
+from rollmatch.rollout.episodes import EpisodeRunner
 
 NUM_FAILURES = 5
 """Failures of reward functions that are written down per window."""
@@ -69,14 +71,15 @@ class GrpoObjective(PolicyGradient):
     ) -> TrainingTargets:
         """``num_rollouts`` segments per sample.
 
-        Errors: ``rewards-all-failed``, ``logprobs-misfit``, those of ``play``.
+        Errors: ``rewards-all-failed``, ``logprobs-misfit``, ``episodes-failed``.
         """
         repeated, timing, num_tokens = self.reuse.repeat(samples), Timing(), None
         if self.world is None:
             made = self._complete(repeated, rollouts, timing)
         else:
-            played = self.world.play(repeated, rollouts, context)
-            made, num_tokens = [_completion(one) for one in played], sum(one.num_tokens for one in played)
+            played = note_episodes(self.world, rollouts, context)
+            made = [_completion(*three) for three in zip(repeated, played, rollouts, strict=True)]
+            num_tokens = sum(rollout.num_tokens for rollout in rollouts)
         if self.group_rules.max_rounds:
             made, num_further = self._with_spread(made, timing, context)
             num_tokens = num_further + sum(len(rollout.response_token_ids) for rollout in rollouts)
@@ -112,7 +115,8 @@ class GrpoObjective(PolicyGradient):
         if self.world is None:
             made = self._complete(samples, rollouts, Timing())
         else:
-            made = [_completion(one) for one in self.world.share(samples, rollouts, context)]
+            played = note_part(self.world, rollouts, context)
+            made = [_completion(*three) for three in zip(samples, played, rollouts, strict=True)]
         reports = self._reports(made, group_size=1)
         metrics, parts = self.summarize(reports), parts_of(reports, [reward.name for reward in self.rewards])
         for name in ("flat_group_rate", "further_group_rate"):
@@ -185,12 +189,11 @@ def _is_flat(group: Sequence[Completion]) -> bool:
     return is_flat([one.judgement.total for one in group])
 
 
-def _completion(played: Played) -> Completion:
+def _completion(sample: Sample, trajectory: Trajectory, rollout: Rollout) -> Completion:
     """An episode, paid by its environment; one that failed is left out, as if its reward had."""
-    trajectory = played.trajectory
     return Completion(
-        sample=trajectory.sample,
-        rollout=played.rollout,
+        sample=sample,
+        rollout=rollout,
         judgement=Judgement(
             values=(),
             total=None if trajectory.failure else trajectory.total_return,

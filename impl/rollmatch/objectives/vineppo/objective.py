@@ -13,16 +13,18 @@ from rollmatch.environments.continuation import ContinuationRequest, Continuer, 
 from rollmatch.environments.trajectory import Cuts, Trajectory
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.answers import describe_answers
+from rollmatch.objectives.episodes import note_episodes, note_part
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.segments import policy_segment
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
 from rollmatch.objectives.vineppo.advantage import Normalization, normalize, spread, step_advantages
-from rollmatch.objectives.vineppo.multi_turn import EpisodeRunner, MultiTurn, Played
+from rollmatch.objectives.vineppo.multi_turn import MultiTurn
 from rollmatch.objectives.vineppo.single_turn import RewardRules, SingleTurn, starts
 from rollmatch.objectives.vineppo.split import Splitter
 from rollmatch.objectives.vineppo.value import Valued, Valuer
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment, rounded
+from rollmatch.rollout.episodes import EpisodeRunner
 
 NUM_SHOWN = 128
 """Answers of an evaluation, and trajectories of a window, that are written down."""
@@ -80,23 +82,25 @@ class VinePpoObjective(PolicyGradient):
     ) -> TrainingTargets:
         """``num_rollouts`` segments per sample. Errors: those of splitters, values and rewards."""
         repeated = self.reuse.repeat(samples)
-        played = self._play(repeated, rollouts, context)
-        rollouts = [one.rollout for one in played]
-        trajectories = [one.trajectory for one in played if not one.trajectory.failure]
+        made = note_episodes(self.world, rollouts, context) if self.world else self._paid(repeated, rollouts)
+        trajectories = [one for one in made if not one.failure]
         cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
         counted = CostedValues(self._continuer(context))
         waves = Waves(counted, context.ranks, run_seed=self.run_seed, step=context.step)
         valued = self.valuer.values_of(trajectories, cuts, waves)
         reports = [_report(*three) for three in zip(trajectories, cuts, valued, strict=True)]
         advantages = iter(self._advantages(trajectories, cuts, reports, context))
-        segments = [self._segment(one, None if one.trajectory.failure else next(advantages)) for one in played]
+        segments = [
+            self._segment(one, rollout, None if one.failure else next(advantages))
+            for one, rollout in zip(made, rollouts, strict=True)
+        ]
         segments = self.with_logprobs(segments, rollouts, context)
         cost = counted.report(num_states=sum(len(one.values) for one in valued))
         self._note(context, trajectories, reports, cost)
         return TrainingTargets(
             segments=self.reuse.group(segments),
             reports=(*reports, cost),
-            num_rollout_tokens=sum(one.num_tokens for one in played),
+            num_rollout_tokens=sum(rollout.num_tokens for rollout in rollouts),
         )
 
     def summarize(self, reports: Sequence[object]) -> dict[str, float]:
@@ -120,10 +124,8 @@ class VinePpoObjective(PolicyGradient):
 
     def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """Returns of one response each; some are written down."""
-        play = self.world.share if self.world else self._play
-        played = play(samples, rollouts, context)
-        rollouts = [one.rollout for one in played]
-        returns = [None if one.trajectory.failure else one.trajectory.total_return for one in played]
+        made = note_part(self.world, rollouts, context) if self.world else self._paid(samples, rollouts)
+        returns = [None if one.failure else one.total_return for one in made]
         known = [value for value in returns if value is not None]
         metrics = {"reward": fmean(known) if known else 0.0, "num_scenes": float(len(samples))}
         answers = [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts[:NUM_SHOWN]]
@@ -131,15 +133,9 @@ class VinePpoObjective(PolicyGradient):
         parts = [(0.0, 0.0) if each is None else (each, 1.0) for each in returns]
         return Evaluated(metrics=metrics, record=record, parts={"reward": parts})
 
-    def _play(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Played]:
-        """Whole responses, paid; in an environment, with the turns that follow the first."""
-        if self.world is not None:
-            return self.world.play(samples, rollouts, context)
-        made = self.rewards.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
-        return [
-            Played(trajectory=one, rollout=rollout, num_tokens=len(rollout.response_token_ids))
-            for one, rollout in zip(made, rollouts, strict=True)
-        ]
+    def _paid(self, samples: Sequence[Sample], rollouts: Sequence[Rollout]) -> list[Trajectory]:
+        """Responses of one turn, paid by the reward functions."""
+        return self.rewards.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
 
     def _continuer(self, context: ObjectiveContext) -> Continuer:
         if self.world is not None:
@@ -157,15 +153,14 @@ class VinePpoObjective(PolicyGradient):
         rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
         return normalize(rows, [one.written for one in trajectories], self.normalization, context.ranks.sum)
 
-    def _segment(self, played: Played, advantages: tuple[float, ...] | None) -> Segment:
+    def _segment(self, made: Trajectory, rollout: Rollout, advantages: tuple[float, ...] | None) -> Segment:
         """None: its environment failed, and it teaches nothing."""
-        made = played.trajectory
         policy = PolicyTarget(
             advantages=advantages or (0.0,) * len(made.token_ids),
             is_masked=advantages is None,
             is_written=made.written if made.turns else None,
         )
-        return policy_segment(made.sample, played.rollout, policy)
+        return policy_segment(made.sample, rollout, policy)
 
     def _note(
         self,
