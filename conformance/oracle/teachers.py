@@ -22,7 +22,10 @@ def divergence(policy, teacher, *, beta, top_k):
     if best.values[-2] - best.values[-1] < MARGIN:
         raise TooClose
     top = best.indices[:-1]
-    p, q = (torch.cat([row.exp()[top], 1 - row.exp()[top].sum()[None]]) for row in (policy, teacher))
+    is_other = torch.ones_like(policy, dtype=torch.bool)
+    is_other[top] = False
+    rest = [row.exp()[is_other].sum()[None].clamp(min=1e-7) for row in (policy, teacher)]
+    p, q = (torch.cat([row.exp()[top], other]) for row, other in zip((policy, teacher), rest, strict=True))
     if beta == 0:
         return (q * (q / p).log()).sum()
     if beta == 1:

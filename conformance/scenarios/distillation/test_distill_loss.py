@@ -66,6 +66,21 @@ def test_loss_and_gradient_are_those_of_trl(case, weight):
         assert terms.figures["divergence"] == pytest.approx(case["value"], abs=TOLERANCE)
 
 
+@pytest.mark.scenario(clauses=["distillation/the-losses-of-distillation-are-the-published-ones#6"])
+@pytest.mark.parametrize("beta", [0, 0.3, 1])
+def test_what_a_sure_policy_leaves_to_other_tokens_is_no_rounding(beta):
+    """In float64, 1 minus the top is exact enough; the other two tokens have 5e-7 between them."""
+    logits, ids, teacher = torch.tensor([[16.0, 15.0, 0.5, 0.7]]), torch.tensor([[0, 1]]), torch.tensor([[0.5, 0.2]])
+    top = logits.double().softmax(-1)[0, :2]
+    p, q = torch.cat([top, 1 - top.sum()[None]]), torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    assert 1e-7 < float(p[2]) < 1e-6
+    mixture = (1 - beta) * p + beta * q
+    pairs = {0: [(1, q, p)], 1: [(1, p, q)]}.get(beta, [(beta, q, mixture), (1 - beta, p, mixture)])
+    wanted = sum(share * (one * (one / other).log()).sum() for share, one, other in pairs)
+    found = Divergence(beta=beta, top_k=2).of(logits.log_softmax(-1), ids, teacher.log())
+    torch.testing.assert_close(found.double()[0], wanted, rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("case", RECORDED["cases"][::7], ids=name_of)
 def test_a_head_that_makes_no_logits_gives_the_same(case):
     hidden = torch.tensor(RECORDED["policy"], requires_grad=True)

@@ -20,6 +20,7 @@ reverse KL would move the policy there. Sources: GKD (arXiv 2306.13649), on-poli
 """
 
 from dataclasses import dataclass
+from math import log
 
 import torch
 from torch import Tensor
@@ -41,8 +42,8 @@ OF_TEACHERS = ("teacher_kl", "divergence", "teacher_logprob", "policy_logprob", 
 DISTILL_TERM_NAMES = (*TERM_NAMES, *OF_TEACHERS)
 """Figures of a step, means over tokens: l - t, D (0 with ``sampled``), t, l, and the share of tokens that are the
 teacher's likeliest."""
-MOST_IN_TOP = -1e-7
-"""Largest logarithm of the top's whole probability: the bucket of all others is never empty, as in TRL."""
+LEAST_REST = 1e-7
+"""Probability that the bucket of all others has at least, as in TRL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +53,15 @@ class Divergence:
     beta: float
     top_k: int
 
-    def of(self, policy: Tensor, teacher: Tensor) -> Tensor:
-        """[n] from log-probabilities [n, k] of the same ids, by the policy and by the teacher.
+    def of(self, policy: Tensor, top_ids: Tensor, teacher: Tensor) -> Tensor:
+        """[n] from the policy's log-probabilities [n, V], and the teacher's [n, k] of the ids ``top_ids`` [n, k].
 
-        >>> halves, certain = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
-        >>> [round(Divergence(beta=beta, top_k=2).of(halves, certain).item(), 4) for beta in (0, 0.5, 1)]
-        [0.3681, 0.1017, 0.5108]
+        >>> policy, ids = torch.tensor([[0.5, 0.2, 0.3]]).log(), torch.tensor([[0, 2]])
+        >>> teacher = torch.tensor([[0.6, 0.3]]).log()
+        >>> [round(Divergence(beta=beta, top_k=2).of(policy, ids, teacher).item(), 4) for beta in (0, 0.5, 1)]
+        [0.0401, 0.0108, 0.0475]
         """
-        policy, teacher = _with_rest(policy), _with_rest(teacher)
+        policy, teacher = _top_and_rest(policy, top_ids), _with_rest(teacher)
         if self.beta == 0:
             return _kl(teacher, policy)
         if self.beta == 1:
@@ -127,16 +129,22 @@ def _logprobs_and_divergences(
         logprobs = log_distribution(rows, temperature=rules.temperature, excluded_ids=rules.excluded_ids)
         return (
             logprobs.gather(-1, some[:, None])[:, 0],
-            divergence.of(logprobs.gather(-1, some_top), some_teacher.to(logprobs.dtype)),
+            divergence.of(logprobs, some_top, some_teacher.to(logprobs.dtype)),
         )
 
     logprobs, divergences = row_scores(logits, score, ids, top_ids, teacher)
     return logprobs, divergences
 
 
+def _top_and_rest(logprobs: Tensor, top_ids: Tensor) -> Tensor:
+    """[n, k + 1] of a whole distribution [n, V]; the others are summed, as 1 minus the top would be rounding alone."""
+    others = logprobs.scatter(-1, top_ids, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([logprobs.gather(-1, top_ids), others.clamp(min=log(LEAST_REST))], dim=-1)
+
+
 def _with_rest(logprobs: Tensor) -> Tensor:
-    """[n, k + 1] with the log-probability of all other ids."""
-    whole = logprobs.logsumexp(-1, keepdim=True).clamp(max=MOST_IN_TOP)
+    """[n, k + 1], of which nothing but the top [n, k] is known."""
+    whole = logprobs.logsumexp(-1, keepdim=True).clamp(max=-LEAST_REST)
     return torch.cat([logprobs, torch.log(-torch.expm1(whole))], dim=-1)
 
 
