@@ -22,13 +22,14 @@ from conformance.draws.models import model_directory
 from conformance.draws.servers import scripted
 from conformance.draws.strategy import PLAIN, WRONG
 from conformance.oracle.defaults import tree_of
+from conformance.oracle.plan import chunks
 from conformance.oracle.policy import words_of
 from conformance.oracle.runs import Oracle, Refused
 from conformance.oracle.sampling import TooClose
 from rollmatch.errors import RollmatchError
 
 TOLERANCE = 1e-4
-STEEP = 1e4
+STEEP = {"sgd": 1e4, "adamw_torch": 1e3}
 """A gradient's norm above which float32 says nothing of its small elements, which Adam moves like large ones."""
 FIGURES = ("loss", "grad_norm", "kl", "clip_share", "ratio_mean", "drift", "correction_mean", "entropy")
 FIGURES += ("loss_ce", "loss_coord", "teacher_kl", "divergence")
@@ -158,9 +159,10 @@ def compare_step(journals: list, oracle: Oracle, step: int, expected) -> None:
     if expected.tokens is not None:
         same(f"tokens written for step {step}", found["rollout_tokens"], expected.tokens)
     for name in FIGURES:
-        if name in expected.figures:
-            close(f"{name} of step {step}", found[name], expected.figures[name])
-    if expected.figures.get("grad_norm", 0) > STEEP:
+        if name in expected.figures:  # a norm adds up the rounding of all elements
+            tolerance = 10 * TOLERANCE if name == "grad_norm" else TOLERANCE
+            close(f"{name} of step {step}", found[name], expected.figures[name], tolerance=tolerance)
+    if expected.figures.get("grad_norm", 0) > STEEP[oracle.keys["training.optim"]]:
         raise TooClose
     file = "adapter_model" if oracle.policy.adapts else "model"
     saved = load_file(oracle.run / f"checkpoint-{step + 1}" / f"{file}.safetensors")
@@ -214,13 +216,6 @@ def weights_of(oracle: Oracle, directory: Path, step: int) -> dict:
     return base
 
 
-def chunks(num_requests: int, num_servers: int, rank: int, ranks: int) -> list:
-    """(first request, the one after the last, server) of each chunk of ceil(N / S)."""
-    size, first = -(-num_requests // num_servers), rank * num_servers // ranks
-    starts = range(0, num_requests, size or 1)
-    return [(start, start + size, (first + i) % num_servers) for i, start in enumerate(starts)]
-
-
 def texts(requests: list) -> list[str]:
     """Sorted: those of several ranks arrive in any order."""
     return sorted(f"{list(prompt)} {seed} {sorted(sampling.items())}" for prompt, seed, sampling, *_ in requests)
@@ -265,7 +260,7 @@ def same(what: str, found, expected) -> None:
         raise Disagreement(f"{what}: {str(found)[:600]}, the oracle says {str(expected)[:600]}")
 
 
-def close(what: str, found, expected) -> None:
+def close(what: str, found, expected, *, tolerance: float = TOLERANCE) -> None:
     """Numbers, or lists of numbers and None."""
     if isinstance(expected, list):
         same(f"length of {what}", len(found), len(expected))
@@ -273,5 +268,5 @@ def close(what: str, found, expected) -> None:
             close(f"{what} [{place}]", *pair)
     elif expected is None or found is None:
         same(what, found, expected)
-    elif not math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+    elif not math.isclose(found, expected, rel_tol=tolerance, abs_tol=TOLERANCE):
         raise Disagreement(f"{what}: {found}, the oracle says {expected}")

@@ -3,16 +3,23 @@
 import base64
 import io
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from math import prod
 
+import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from conformance.doubles.http_server import read_body, send
 from conformance.doubles.native_double import ROUTES, NativeDouble, serving
 from conformance.doubles.stock_server import StockDouble
 from conformance.judge.ports import free_port
 from conformance.oracle.policy import PICTURE
 from conformance.oracle.script import write
+from rollmatch.weights.group_address import GroupAddress, bind
+from rollmatch.weights.stateless import StatelessGroup
 
 
 class ScriptedServer(NativeDouble):
@@ -107,6 +114,121 @@ class ScriptedStock(StockDouble):
         return {"token_ids": ids, "finish_reason": "stop" if ids[-1] == self.words.stop else "length"}, logprobs
 
 
+class ScriptedChunked:
+    """Of the dialects of swift and trl: a thread receives what was announced, each sync makes a version.
+
+    Neither takes a seed per request: responses of a call have the call's seed and those behind it.
+    """
+
+    def __init__(self, directory, words, variant, fails=()):
+        self.words, self.variant, self.log, self.kept = words, variant, [], {}
+        self.version, self.served, self.group, self.fresh = 0, {}, None, []
+        self.thread = ThreadPoolExecutor(1)
+
+    def answer(self, handler):
+        name, body = handler.path.strip("/"), read_body(handler)
+        paths = {"paths": {f"/{route}/": {} for route in self.routes}}
+        send(handler, 200, paths if name == "openapi.json" else getattr(self, name, lambda _: {"status": "ok"})(body))
+
+    def get_world_size(self, _):
+        return {"world_size": 1}
+
+    def init_communicator(self, body):
+        limits = {"timeout_s": 30.0, "join_timeout_s": 30.0}
+        address = GroupAddress(host=body["host"], port=body["port"], rank=0, world_size=body["world_size"], **limits)
+        self.group = self.thread.submit(StatelessGroup, address, listener=bind(body["host"], body["port"]))
+        return {}
+
+    def close_communicator(self, _):
+        group, self.group = self.group, None
+        if group is not None:
+            group.result().close()
+        return {}
+
+    def update_named_param(self, body):
+        return self.update_flattened_params({"metadatas": [body]})
+
+    def update_flattened_params(self, body):
+        kinds = [(one["name"], getattr(torch, one["dtype"][6:]), tuple(one["shape"])) for one in body["metadatas"]]
+        self.fresh.append(self.thread.submit(self.receive, self.group, kinds))
+        return {}
+
+    @staticmethod
+    def receive(group, kinds):
+        flat = torch.empty(sum(dtype.itemsize * prod(shape) for _, dtype, shape in kinds), dtype=torch.uint8)
+        group.result().broadcast(flat)
+        sizes = [dtype.itemsize * prod(shape) for _, dtype, shape in kinds]
+        parts = zip(kinds, flat.split(sizes), strict=True)
+        return {name: part.clone().view(dtype).view(shape) for (name, dtype, shape), part in parts}
+
+    def reset_prefix_cache(self, _):
+        """The end of a sync."""
+        received, self.fresh = self.fresh, []
+        for one in received:
+            self.served |= one.result()
+        if received:
+            self.version += 1
+            self.log.append(("commit", self.version, None))
+            self.kept[self.version] = {name: tensor.clone() for name, tensor in self.served.items()}
+        return {"success": True}
+
+    def respond(self, prompt, seed, values, stop_ids, *, logprobs):
+        """What is written, and its log-probabilities; the request goes into the log."""
+        ids, found = write(self.words, prompt, seed, values["max_tokens"], self.variant)
+        names = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty")
+        sampling = {name: values[name] for name in names} | {"stop_token_ids": stop_ids}
+        sampling |= {"logprobs": True} if logprobs else {}
+        if values["top_k"] == 1:  # the only token left is certain
+            return ids, [0.0] * len(ids)
+        self.log.append(("infer", self.version, (tuple(prompt), seed, sampling, "")))
+        return ids, found
+
+
+class ScriptedTrl(ScriptedChunked):
+    """``trl vllm-serve``: ids, and so many completions of each prompt."""
+
+    routes = ("health", "get_world_size", "generate", "init_communicator", "update_named_param")
+    routes += ("close_communicator", "reset_prefix_cache")
+
+    def generate(self, body):
+        own, n, wanted = body["generation_kwargs"], body["n"], body["logprobs"] is not None
+        respond = partial(self.respond, values=body, stop_ids=own["stop_token_ids"], logprobs=wanted)
+        prompts = [prompt for prompt in body["prompts"] for _ in range(n)]
+        made = [respond(prompt, own["seed"] + place) for place, prompt in enumerate(prompts)]
+        pictures = [[Image.open(io.BytesIO(base64.b64decode(raw))).size for raw in own or ()] for own in body["images"]]
+        seen = [self.words.expanded(*pair) for pair in zip(body["prompts"], pictures, strict=True)]
+        logprobs = [[[value] for value in values] for _, values in made] if wanted else None
+        return {"prompt_ids": seen, "completion_ids": [ids for ids, _ in made], "logprobs": logprobs}
+
+
+class ScriptedSwift(ScriptedChunked):
+    """``swift rollout``: chats, to which it applies the template itself, and stop tokens as texts."""
+
+    routes = ("health", "get_world_size", "infer", "init_communicator", "update_flattened_params")
+    routes += ("close_communicator", "process_weights_after_loading", "reset_prefix_cache")
+
+    def infer(self, body):
+        config = body["request_config"]
+        stop_ids = [self.words.added[text] for text in config["stop"]]
+        respond = partial(self.respond, values=config, stop_ids=stop_ids, logprobs=config.get("logprobs", False))
+        made = []
+        for place, request in enumerate(body["infer_requests"]):
+            chat = [(m["role"], m["content"].replace("<image>", PICTURE)) for m in request["messages"]]
+            pictures = [raw.partition(",")[2] for raw in request["images"]]
+            sizes, prompt = (
+                [Image.open(io.BytesIO(base64.b64decode(raw))).size for raw in pictures],
+                self.words.chat(chat),
+            )
+            ids, logprobs = respond(prompt, config["seed"] + place)
+            choice = {"token_ids": ids, "finish_reason": "stop" if ids[-1] == self.words.stop else "length"}
+            choice |= {"logprobs": {"content": [{"logprob": p} for p in logprobs]}} if config.get("logprobs") else {}
+            made.append({"prompt_token_ids": self.words.expanded(prompt, sizes), "choices": [choice]})
+        return made
+
+
+SERVERS = {"native": ScriptedServer, "vllm": ScriptedStock, "trl": ScriptedTrl, "swift": ScriptedSwift}
+
+
 def _packed(numbers, kind):
     return struct.pack(f"<{len(numbers)}{kind}", *numbers)
 
@@ -115,8 +237,10 @@ def _packed(numbers, kind):
 def scripted(draw, directory, words):
     """The servers of a draw, and the keys that name them; none where it has none."""
     variant = draw["keys"]["custom.trainer_variant"]
-    made = {"native": ScriptedServer, "vllm": ScriptedStock}[draw.get("dialect", "native")]
-    servers = [made(directory, words, variant, one.get("fails", ())) for one in draw.get("servers", [])]
+    servers = [
+        SERVERS[draw.get("dialect", "native")](directory, words, variant, one.get("fails", ()))
+        for one in draw.get("servers", [])
+    ]
     with serving(*servers) as urls:
         section = "custom.extra.rollout_matching.vllm"
         named = [{"base_url": url, "group_port": free_port()} for url in urls]

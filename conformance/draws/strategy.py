@@ -271,15 +271,16 @@ def _tuner(one_of, made):
 
 def _world(one_of, made):
     """Turns in an environment, or servers of another dialect."""
-    kind = one_of("", "world", "vllm")
+    kind = one_of("", "world", "vllm", "trl", "swift")
     if kind == "world":
         keys = {"name": "conformance.oracle.echo:Echo", "max_turns": one_of(2, 3), "max_response_tokens": one_of(40, 9)}
         made["keys"] |= {f"{E}.{name}": value for name, value in keys.items()}
         made["keys"] |= {f"{E}.observations": one_of("text", "chat"), "global_max_length": one_of(110, 130)}
-        made["keys"].pop(f"{T}.tokens_per_micro_batch", None)
+        if made["keys"].pop(f"{T}.tokens_per_micro_batch", None):
+            made["keys"].pop(f"{T}.share_prompts")
         for name in ("rewards", "dynamic_sampling.max_rounds"):
             made["keys"].pop(f"{G}.{name}", None)
-    elif kind == "vllm":
+    elif kind:
         made["dialect"] = kind
 
 

@@ -1,6 +1,6 @@
 """What a run does when, as plain lists: order of samples, windows, seeds, rows."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -52,6 +52,38 @@ def seed_of(keys, *, step, rank, index):
     """Of one request; never 0."""
     word = np.random.SeedSequence([keys["training.seed"], step, rank, index]).generate_state(1, np.uint32)[0]
     return int(word) % 2**31 or 1
+
+
+def chunks(num_requests, num_servers, rank, ranks):
+    """(first request, the one after the last, server) of each chunk of ceil(N / S)."""
+    size, first = -(-num_requests // num_servers), rank * num_servers // ranks
+    starts = range(0, num_requests, size or 1)
+    return [(start, min(start + size, num_requests), (first + i) % num_servers) for i, start in enumerate(starts)]
+
+
+def calls(num_requests, num_servers, rank, ranks, *, pieces):
+    """(first request, the one after the last) of each call: chunks in even pieces, the first ones larger."""
+    made = []
+    for start, stop, _ in chunks(num_requests, num_servers, rank, ranks):
+        ends = sorted({start + -(-(stop - start) * piece // pieces) for piece in range(pieces + 1)})
+        made += pairwise(ends)
+    return made
+
+
+def sampled_seeds(dialect, prompts, seeds):
+    """What the responses of one call are sampled by: its own seed each, where the dialect has that."""
+    if dialect == "swift":
+        return [seeds[0] + place for place in range(len(seeds))]
+    if dialect != "trl":
+        return seeds
+    found, places = list(seeds), {}
+    for place, prompt in enumerate(prompts):
+        places.setdefault(tuple(prompt), []).append(place)
+    for count in {len(own) for own in places.values()}:  # a call for all prompts that occur so often
+        alike = [place for own in places.values() if len(own) == count for place in own]
+        for i, place in enumerate(alike):
+            found[place] = seeds[alike[0]] + i
+    return found
 
 
 def rows_of(waiting, num_rows, capacity):

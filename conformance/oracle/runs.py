@@ -13,7 +13,7 @@ from PIL import Image
 from conformance.oracle import echo, matching, values
 from conformance.oracle.defaults import DEFAULTS, D, E, G, R, T, V, below
 from conformance.oracle.gradients import Optimizer, group_advantages, policy_step
-from conformance.oracle.plan import rows_of, seed_of, windows
+from conformance.oracle.plan import calls, rows_of, sampled_seeds, seed_of, windows
 from conformance.oracle.policy import PICTURE, Policy, words_of
 from conformance.oracle.rewards import pay
 from conformance.oracle.sampling import sample
@@ -137,7 +137,8 @@ class Oracle:
             else:
                 seeds = [seed_of(self.keys, step=step, rank=rank, index=i) for i in range(len(asked))]
                 result.requested.append((asked, seeds))
-                rollouts = self.generate(asked, seeds, self.decoding, rank=rank)
+                pieces = self.keys.get(f"{R}.pieces_per_server", 1)
+                rollouts = self.generate(asked, seeds, self.decoding, rank=rank, pieces=pieces)
             per_rank.append(self.completions(asked, rollouts, name=f"{step}.{rank}.t"))
         if self.is_grouped:
             made = [*per_rank[0]] + self.replace_flat(step, whole, per_rank)[0]
@@ -239,14 +240,18 @@ class Oracle:
             chat[-1] = (chat[-1][0], f"{chat[-1][1]}\ngo")
         return self.words.chat([*([("system", system)] if system and chat[0][0] != "system" else []), *chat])
 
-    def generate(self, asked: list, seeds: list, decoding: dict, *, rank: int) -> list:
+    def generate(self, asked: list, seeds: list, decoding: dict, *, rank: int, pieces: int = 1) -> list:
         """[(ids with the stop token, log-probabilities)]: what servers write, or the policy itself."""
         limit, prompts, made = self.keys[f"{R}.max_new_tokens"], [self.prompt(i) for i in asked], []
         if self.servers and self.variant != "sft":
             sampling = {name: decoding[name] for name in ("top_p", "top_k", "temperature", "repetition_penalty")}
             sampling |= {"stop_token_ids": [self.words.stop], "max_tokens": limit}
-            sampling |= {"logit_bias": dict.fromkeys(self.words.banned, -100.0)}
+            dialect = self.draw.get("dialect", "native")
+            if dialect in ("native", "vllm"):  # the others cannot ban a token
+                sampling |= {"logit_bias": dict.fromkeys(self.words.banned, -100.0)}
             sampling |= {"logprobs": True} if decoding["logprobs"] else {}
+            ends = calls(len(asked), len(self.servers), rank, self.ranks, pieces=pieces)
+            seeds = [s for a, b in ends for s in sampled_seeds(dialect, prompts[a:b], seeds[a:b])]
             requests = [(prompt, seed, sampling) for prompt, seed in zip(prompts, seeds, strict=True)]
             self.calls.append({"version": self.version, "rank": rank, "requests": requests})
             return [write(self.words, *pair, limit, self.variant) for pair in zip(prompts, seeds, strict=True)]
@@ -382,6 +387,8 @@ class Oracle:
         if self.is_paid:
             distill = self.distill if self.variant == "distill" else None
             loss, figures = policy_step(everyone, self.rows, self.rules, limit=limit, distill=distill)
+            for c in (c for c in everyone if c["masked"]):  # it has a forward pass, too: Adam moves what it used
+                loss = loss + 0 * self.logits(c).sum()
         else:
             coords = [self.words.added[f"<|coord_{k}|>"] for k in range(1000)]
             loss, figures = matching.matching_step(everyone, self.logits, below(self.keys, R), coords)
