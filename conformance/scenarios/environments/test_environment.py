@@ -185,7 +185,7 @@ class Later:
     __module__ = "verifiers.v1.env"
 
 
-@pytest.mark.scenario(clauses=["environments/an-environment-is-a-class-that-answers-the-policy#13"])
+@pytest.mark.scenario(clauses=["environments/an-environment-is-a-class-that-answers-the-policy#14"])
 def test_an_environment_of_verifiers_v1_is_refused_with_its_version(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers", SimpleNamespace(__version__="0.4.0"))
     with refused("environment-misfit", "name", problem="verifiers.v1 (verifiers 0.4.0)"):

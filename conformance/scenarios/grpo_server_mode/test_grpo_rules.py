@@ -177,6 +177,20 @@ def test_an_environment_pays_in_place_of_rewards(variant):
     assert refusal_of(f"custom.trainer_variant={variant}", "~.decoding.temperature=1")[0] == "rewards-missing"
 
 
+TOOLS = (f"{PLAYED}tools=[a.b:c]", *NAMED[1:], "custom.extra.grpo.rewards=[{function: builtins:len}]")
+
+
+@pytest.mark.scenario(clauses=["environments/tools-are-functions-and-mcp-servers#9"])
+@pytest.mark.parametrize("variant", ["grpo", "vineppo", "vineppo_mcts"])
+def test_tools_are_paid_by_reward_functions(variant):
+    called = (f"custom.trainer_variant={variant}", *TOOLS)
+    assert config_with(*called).custom.extra.environment.is_set
+    assert refusal_of(*called, f"{PLAYED}name=a.b:C") == ("tools-beside-environment", f"{PLAYED}tools")
+    assert refusal_of(*called, f"{PLAYED}options={{size: 3}}") == ("tools-beside-environment", f"{PLAYED}options")
+    assert refusal_of(*called, "custom.extra.grpo.rewards=[]") == ("rewards-missing", "custom.extra.grpo.rewards")
+    assert refusal_of(*TOOLS) == ("environment-not-played", f"{PLAYED}tools")
+
+
 LORA, MEASURED = "tuner.train_type=lora", f"{SECTION}beta=0.1"
 
 

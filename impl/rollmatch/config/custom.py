@@ -29,6 +29,11 @@ class EnvironmentConfig(Section):
     """The environment, as module:Class; null is none: a response is one turn."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
+    tools: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
+    """In place of name, tools that turns call: Python functions, as module:function, and MCP servers, by URL. A turn
+    without a call ends the episode; the functions of grpo.rewards judge it."""
+    show_tools: Literal["template", "text"] = "template"
+    """Who describes the tools to the policy: the model's chat template, or a text behind the question."""
     max_turns: Count = 16
     """Most turns of an episode. Unit: turns."""
     max_response_tokens: Count = 1024
@@ -46,6 +51,11 @@ class EnvironmentConfig(Section):
     failed_share: Share = 0.1
     """Largest share of a window's episodes that may fail: they are not learned from. A larger one ends the run.
     Unit: share."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether responses have several turns."""
+        return self.name is not None or bool(self.tools)
 
 
 def _check_function(value: str) -> str:

@@ -74,7 +74,7 @@ def max_prompt_len(config: RunConfig) -> int:
     extra = config.custom.extra
     environment = extra.environment
     return max_model_len(config) - (
-        environment.max_response_tokens if environment.name else extra.rollout_matching.max_new_tokens
+        environment.max_response_tokens if environment.is_set else extra.rollout_matching.max_new_tokens
     )
 
 

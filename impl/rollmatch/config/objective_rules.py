@@ -103,7 +103,7 @@ def _dynamic_sampling(config: RunConfig) -> Iterator[ConfigError]:
     if variant != "grpo":
         problem = f"is set, but custom.trainer_variant is {variant}, which learns from groups without spread, too"
         remedy = "Remove it, or set trainer_variant to grpo."
-    elif config.custom.extra.environment.name is not None:
+    elif config.custom.extra.environment.is_set:
         problem, remedy = "is set, but episodes of an environment are not replaced", "Remove it, or the environment."
     elif rollout.overlap != "off":
         problem = f"is set, but with overlap: {rollout.overlap} learning would wait for what nobody requested in time"
@@ -188,14 +188,29 @@ MOST_TOKENS = f"{ROLLOUT_MATCHING}.max_new_tokens"
 
 def _environment_variant(config: RunConfig) -> Iterator[ConfigError]:
     is_played = config.custom.trainer_variant in ("grpo", "vineppo", "vineppo_mcts")
-    if config.custom.extra.environment.name is not None and not is_played:
-        problem = f"is named, but custom.trainer_variant is {config.custom.trainer_variant}"
+    environment = config.custom.extra.environment
+    if environment.is_set and not is_played:
+        problem = f"is set, but custom.trainer_variant is {config.custom.trainer_variant}"
         remedy = "Set trainer_variant to grpo, vineppo or vineppo_mcts, or leave the environment out."
-        yield ConfigError(problem, code="environment-not-played", key=f"{ENVIRONMENT}.name", remedy=remedy)
+        key = f"{ENVIRONMENT}.{'name' if environment.name else 'tools'}"
+        yield ConfigError(problem, code="environment-not-played", key=key, remedy=remedy)
+
+
+def _tools(config: RunConfig) -> Iterator[ConfigError]:
+    environment = config.custom.extra.environment
+    if not environment.tools:
+        return
+    if environment.name is not None:
+        problem, remedy = f"is set beside name {environment.name}", "Keep one: an environment shows its own tools."
+        yield ConfigError(problem, code="tools-beside-environment", key=f"{ENVIRONMENT}.tools", remedy=remedy)
+    elif environment.options:
+        problem, remedy = "is set, and tools take none", "Remove it."
+        yield ConfigError(problem, code="tools-beside-environment", key=f"{ENVIRONMENT}.options", remedy=remedy)
 
 
 def _environment_rewards(config: RunConfig) -> Iterator[ConfigError]:
-    if config.custom.extra.environment.name is not None and config.custom.extra.grpo.rewards:
+    environment = config.custom.extra.environment
+    if environment.name is not None and not environment.tools and config.custom.extra.grpo.rewards:
         problem = "is named, and custom.extra.grpo.rewards names functions"
         remedy = "Leave the functions out, and let the environment's steps pay."
         yield ConfigError(problem, code="environment-beside-rewards", key=f"{ENVIRONMENT}.name", remedy=remedy)
@@ -203,7 +218,7 @@ def _environment_rewards(config: RunConfig) -> Iterator[ConfigError]:
 
 def _episode_length(config: RunConfig) -> Iterator[ConfigError]:
     environment, turn = config.custom.extra.environment, config.custom.extra.rollout_matching.max_new_tokens
-    if environment.name is None:
+    if not environment.is_set:
         return
     key = f"{ENVIRONMENT}.max_response_tokens"
     if environment.max_response_tokens >= config.global_max_length:
@@ -229,6 +244,7 @@ def _episode_length(config: RunConfig) -> Iterator[ConfigError]:
 ENVIRONMENT_RULES: tuple[Rule, ...] = (
     Rule(reads=("custom.trainer_variant", ENVIRONMENT), check=_environment_variant),
     Rule(reads=("custom.extra.grpo.rewards", ENVIRONMENT), check=_environment_rewards),
+    Rule(reads=(ENVIRONMENT,), check=_tools),
     Rule(reads=("global_max_length", MOST_TOKENS, ENVIRONMENT), check=_episode_length),
 )
 
@@ -267,7 +283,7 @@ def _overlap_variant(config: RunConfig) -> Iterator[ConfigError]:
             "its values are sampled later, and must be of the weights that wrote the response",
             "Set it to off.",
         )
-    elif config.custom.extra.environment.name is not None:
+    elif config.custom.extra.environment.is_set:
         why, remedy = "later turns of an episode would be written by newer weights than its first", "Set it to off."
     else:
         return
@@ -325,7 +341,7 @@ OVERLAP_RULES: tuple[Rule, ...] = (
         check=_servers,
     ),
     Rule(reads=(OVERLAP, PIECES), check=_pieces),
-    Rule(reads=(OVERLAP, VARIANT, "custom.extra.environment.name"), check=_overlap_variant),
+    Rule(reads=(OVERLAP, VARIANT, "custom.extra.environment"), check=_overlap_variant),
     Rule(reads=(OVERLAP, VARIANT, STALENESS, "training.packing"), check=_packed),
     Rule(reads=(OVERLAP, VARIANT, STALENESS, "training.packing", *_REUSE), check=_window),
     Rule(

@@ -6,7 +6,7 @@ loses no episode but the one whose call it ran. A clone is the same state with a
 
 import copy
 import pickle
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -25,11 +25,11 @@ State = tuple[bytes, Hashable]
 class WorkerEnvironment:
     """An environment of ``make`` in worker processes; satisfies ``Environment``. Errors: ``EpisodeFailed``.
 
-    ``module``: where its class is.
+    ``modules``: where its code is.
     """
 
-    def __init__(self, make: MakeEnvironment, limits: EnvironmentLimits, module: str) -> None:
-        self._make, self._limits, self._modules = make, limits, (__name__, module)
+    def __init__(self, make: MakeEnvironment, limits: EnvironmentLimits, modules: Sequence[str]) -> None:
+        self._make, self._limits, self._modules = make, limits, (__name__, *modules)
         self._state: State = (b"", None)
         self._rng: np.random.Generator | None = None
         """What the next step draws from; None: what the state holds."""

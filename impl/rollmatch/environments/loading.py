@@ -1,6 +1,6 @@
 """Environments as the configuration names them: what is imported, and which form it has."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from inspect import iscoroutinefunction
@@ -11,6 +11,7 @@ from rollmatch.environments.environment import MakeEnvironment
 from rollmatch.environments.gymnasium_like import GymnasiumEnvironment, is_gymnasium_like
 from rollmatch.environments.in_workers import WorkerEnvironment
 from rollmatch.environments.limits import DEFAULTS, TIMEOUT, EnvironmentLimits
+from rollmatch.environments.tools import ToolEnvironment, load_tools
 from rollmatch.environments.verifiers_like import (
     OncePerProcess,
     VerifiersEnvironment,
@@ -62,7 +63,7 @@ def load_environment(
     if iscoroutinefunction(getattr(made, "step", None)):
         make = partial(CoroutineEnvironment, make, limits)
     if limits.processes:
-        return partial(WorkerEnvironment, make, limits, name.partition(":")[0])
+        return partial(WorkerEnvironment, make, limits, (name.partition(":")[0],))
     if limits.timeout_s is not None and not has_coroutines:
         raise ConfigError(
             f"is {limits.timeout_s:g}, but calls of {name} run in this process and cannot be ended",
@@ -71,6 +72,14 @@ def load_environment(
             remedy="Set processes: 1 or more, write reset and step as async def, or remove it.",
         )
     return make
+
+
+def load_tool_environment(names: Sequence[str], *, limits: EnvironmentLimits) -> MakeEnvironment:
+    """What makes a ``ToolEnvironment``. Errors: those of ``load_tools``."""
+    load_tools(tuple(names))
+    make = partial(CoroutineEnvironment, partial(ToolEnvironment, tuple(names)), limits)
+    modules = tuple(name.partition(":")[0] for name in names if "://" not in name)
+    return partial(WorkerEnvironment, make, limits, modules) if limits.processes else make
 
 
 def _refuse_v1(name: str, made: object, *, key: str) -> None:

@@ -54,6 +54,11 @@ class Trajectory:
         """What is paid after the first ``position`` ids."""
         return sum(reward for place, reward in self.rewards if place > position)
 
+    @property
+    def last_turn_ids(self) -> tuple[int, ...]:
+        """What the policy wrote last, its stop token included."""
+        return self.token_ids[self.turns[-1].start : self.turns[-1].stop] if self.turns else self.token_ids
+
     def step_rewards(self, cuts: Cuts) -> tuple[float, ...]:
         """[S] what each step was paid.
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from rollmatch.environments.limits import EnvironmentLimits, run_limited
-from rollmatch.environments.tool_texts import called_message, reply_text, tools_text
 from rollmatch.errors import TargetError
+from rollmatch.model.tool_texts import called_message, reply_text, tools_text
 from rollmatch.records import Sample
 
 _METHODS = ("init_state", "setup_state", "is_completed", "get_prompt_messages", "add_trajectory_step")

@@ -183,7 +183,7 @@ def _check(config: RunConfig) -> None:
         raise LaunchError(
             problem, code="swift-trains-otherwise", key="custom.trainer_variant", remedy="Train without --engine swift."
         )
-    if config.custom.extra.environment.name is not None:
+    if config.custom.extra.environment.is_set:
         problem = "is set, and ms-swift's learner cannot use it"
         raise LaunchError(
             problem,

@@ -77,14 +77,22 @@ def left_out_of(text: str, messages: Sequence[Mapping[str, Any]], tools: Sequenc
     'the system text'
     >>> left_out_of("<user>2+2?", [], [{"type": "function", "function": {"name": "add"}}])
     'the tool add'
+    >>> left_out_of("add()", [], [{"name": "add", "parameters": {"properties": {"first": {}}}}])
+    'first of the tool add'
     """
     for message in messages:
         content = message["content"]
         parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
         if message["role"] in ("system", "user") and any(part.strip() not in text for part in parts):
             return f"the {message['role']} text"
-    names = [str(tool.get("function", tool).get("name", "")) for tool in tools]
-    return next((f"the tool {name}" for name in names if name not in text), "")
+    for tool in tools:
+        function = tool.get("function", tool)
+        name, parameters = str(function.get("name", "")), (function.get("parameters") or {}).get("properties") or {}
+        if name not in text:
+            return f"the tool {name}"
+        if missing := [each for each in parameters if each not in text]:
+            return f"{missing[0]} of the tool {name}"
+    return ""
 
 
 def describe_mismatch(sample: Sample, learner: Sequence[int], engine: Sequence[int], image_id: int) -> PromptMismatch:

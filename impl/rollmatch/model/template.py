@@ -5,6 +5,7 @@ with one placeholder per image (sent to engines), and *expanded*, with as many p
 embeddings (what a model's forward pass takes and what an engine reports back as ``prompt_token_ids``).
 """
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from rollmatch.model.images import (
 from rollmatch.model.overlong import cut_left
 from rollmatch.model.sample_prompts import as_taken, describe_mismatch, left_out_of, own_messages, processing
 from rollmatch.model.stops import WRITTEN
+from rollmatch.model.tool_texts import called_message
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
 
@@ -266,17 +268,17 @@ class Template:
         if before != prompt:
             raise _turns_not_rendered(f"writes {before!r} before a turn that is over, and {prompt!r} before a new one")
         if _END_OF_THOUGHT in str(self.tokenizer.chat_template):
-            self._check_thoughts(prompt)
+            self._check_thoughts(prompt, text or "?")
         ids = self.vocabulary.encode_bytes(after.encode())
         if ids[:1] != (self.vocabulary.stop_id,):
             stop = self.vocabulary.stop_texts[0]
             raise _turns_not_rendered(f"writes {after[:40]!r} behind a turn, and the model ends it with {stop}")
         return ids[1:] if is_stopped else ids
 
-    def _check_thoughts(self, prompt: str) -> None:
+    def _check_thoughts(self, prompt: str, reply: str) -> None:
         """Raise ``turns-not-rendered`` where a turn with a thought is written otherwise before a further message."""
         turn = f"<think>\n{WRITTEN}\n{_END_OF_THOUGHT}\n\n{WRITTEN}"
-        chat = [{"role": role, "content": text} for role, text in (("user", "?"), ("assistant", turn), ("user", "?"))]
+        chat = [{"role": role, "content": text} for role, text in (("user", "?"), ("assistant", turn), ("user", reply))]
         if not self._chat_text(chat).startswith(prompt + turn):
             raise _turns_not_rendered("takes thoughts out of turns that are over")
 
@@ -293,6 +295,31 @@ class Template:
             raise DataError(
                 f"the chat template {problem}", code="turns-not-rendered", key=sample.origin, remedy=_AS_TEXT
             )
+
+    def check_tools(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Whether the chat template shows these tools, and writes and reads calls as environments do: in Hermes' form.
+
+        Errors: ``tools-not-rendered``.
+        """
+        chat: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
+        for tool in tools:
+            function = tool["function"]
+            wanted = dict.fromkeys(function["parameters"].get("properties", {}), WRITTEN)
+            called = {"type": "function", "function": {"name": function["name"], "arguments": wanted}}
+            turns: list[dict[str, Any]] = [
+                {"role": "assistant", "content": "", "tool_calls": [called]},
+                {"role": "tool", "content": "4"},
+            ]
+            try:
+                prompt, whole = self._chat_text(chat, tools=tools), self._chat_text([*chat, *turns], tools=tools)
+            except Exception as error:  # a template may do anything to what it is given
+                raise _tools_not_rendered(f"fails: {type(error).__name__}: {error}") from error
+            if dropped := left_out_of(prompt, chat, tools):
+                raise _tools_not_rendered(f"leaves out {dropped}")
+            written = whole[len(prompt) :] if whole.startswith(prompt) else whole
+            read = called_message(self.vocabulary.text(self.vocabulary.encode(written))).get("tool_calls", [])
+            if [call["function"] for call in read] != [{"name": function["name"], "arguments": json.dumps(wanted)}]:
+                raise _tools_not_rendered(f"writes a call as {written.strip()!r}; turns are read for <tool_call>")
 
     def text_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
         """What stands between two turns where nothing but ``text`` does."""
@@ -395,6 +422,13 @@ class Template:
 def _answer_not_rendered(sample: Sample, problem: str) -> DataError:
     remedy = "Correct its messages, or give the model a template that writes turns that are over as it lets them begin."
     return DataError(f"the chat template {problem}", code="answer-not-rendered", key=sample.origin, remedy=remedy)
+
+
+def _tools_not_rendered(problem: str) -> ConfigError:
+    remedy = "Set show_tools to text, or give the model a template that shows tools and writes calls as Qwen's does."
+    return ConfigError(
+        f"the chat template {problem}", code="tools-not-rendered", key="custom.extra.environment.tools", remedy=remedy
+    )
 
 
 def _turns_not_rendered(problem: str) -> ConfigError:

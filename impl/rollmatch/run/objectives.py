@@ -100,7 +100,7 @@ def _policy_rules(config: RunConfig, template: Template) -> PolicyRules:
         normalize=rules.normalize,
         entropy_coef=rules.entropy_coef,
         top_entropy_share=rules.top_entropy_share,
-        max_new_tokens=environment.max_response_tokens if environment.name else rollout.max_new_tokens,
+        max_new_tokens=environment.max_response_tokens if environment.is_set else rollout.max_new_tokens,
         temperature=rollout.decoding.temperature,
         excluded_ids=template.banned_ids,
     )

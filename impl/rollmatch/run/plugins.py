@@ -4,17 +4,20 @@ Import no torch, so that ``check`` can load them.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rollmatch.config import RunConfig
 from rollmatch.config.custom import EnvironmentConfig
 from rollmatch.config.named import load_named
 from rollmatch.environments.environment import MakeEnvironment, show
 from rollmatch.environments.limits import EnvironmentLimits
-from rollmatch.environments.loading import load_environment
+from rollmatch.environments.loading import load_environment, load_tool_environment
+from rollmatch.environments.tools import load_tools
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
+from rollmatch.model.tool_texts import reply_text, tools_text
 from rollmatch.objectives.grpo.reward import CallLimits, Reward, load_rewards_of
 from rollmatch.objectives.rollout_matching.answer_format import ANSWER_FORMATS, AnswerFormat
 from rollmatch.records import Sample
@@ -114,12 +117,38 @@ def needs_coord_tokens(config: RunConfig) -> bool:
 
 
 def load_configured_environment(config: RunConfig) -> MakeEnvironment | None:
-    """What makes environments; None where none is named. Errors: ``EnvironmentUnknown``, ``environment-misfit``."""
+    """What makes environments; None where none is named. Errors: those of ``load_environment`` and ``load_tools``."""
     entry = config.custom.extra.environment
+    if entry.tools:
+        return load_tool_environment(entry.tools, limits=limits_of(entry))
     if entry.name is None:
         return None
     key = "custom.extra.environment.name"
     return load_environment(entry.name, entry.options, key=key, limits=limits_of(entry))
+
+
+def shown_schemas(config: RunConfig) -> tuple[Mapping[str, Any], ...]:
+    """Schemas of the tools that the chat template describes. Errors: those of ``load_tools``."""
+    entry = config.custom.extra.environment
+    return tuple(tool.schema for tool in load_tools(entry.tools).values()) if entry.show_tools == "template" else ()
+
+
+def first_reply(config: RunConfig) -> str:
+    """An observation as the environment may write it, for trying the chat template: some know replies of tools."""
+    return reply_text({"role": "tool", "content": "?"}) if config.custom.extra.environment.tools else ""
+
+
+def _with_tools(config: RunConfig, sample: Sample) -> Sample:
+    """A sample that shows the tools: for its chat template, or as text in its system message."""
+    entry = config.custom.extra.environment
+    schemas = tuple(tool.schema for tool in load_tools(entry.tools).values())
+    if not schemas or entry.show_tools == "template":
+        return replace(sample, tools=(*sample.tools, *schemas))
+    (first_role, first), fields = sample.messages[0], sample.message_fields
+    if first_role == "system":
+        return replace(sample, messages=(("system", f"{first}\n\n{tools_text(schemas)}"), *sample.messages[1:]))
+    messages = (("system", tools_text(schemas)), *sample.messages)
+    return replace(sample, messages=messages, message_fields=({}, *fields) if fields else ())
 
 
 def limits_of(entry: EnvironmentConfig) -> EnvironmentLimits:
@@ -147,7 +176,8 @@ def with_first_observations(config: RunConfig, samples: Sequence[Sample]) -> Seq
     errors: list[TargetError] = []
     for sample in samples:
         try:
-            shown.append(show(make, sample, run_seed=config.training.seed, asked=prompt, limits=limits))
+            begun = show(make, sample, run_seed=config.training.seed, asked=prompt, limits=limits)
+            shown.append(_with_tools(config, begun))
         except TargetError as error:
             errors.append(error)
     if errors:

@@ -12,6 +12,7 @@ from rollmatch.model.template import PromptUncuttable, Template
 from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
 from rollmatch.records import Rollout, Sample
 from rollmatch.run.assemble import make_template
+from rollmatch.run.plugins import first_reply, shown_schemas
 from rollmatch.run.teachers import check_teachers
 from rollmatch.startup import loading
 
@@ -51,10 +52,12 @@ def read_prompts(
 ) -> tuple[Template, PromptFit, PromptFit]:
     """The template, and the samples whose prompts fit; in seconds, before the minutes of loading a model.
 
-    Errors: those of the template, of ``fit_prompts`` and ``check_teachers``.
+    Errors: ``tools-not-rendered``, those of the template, of ``fit_prompts`` and ``check_teachers``.
     """
     with loading():
         template = make_template(config)
+        if schemas := shown_schemas(config):
+            template.check_tools(schemas)
     fitted, held_out = (fit_prompts(config, template, samples) for samples in (train, val))
     check_teachers(config, template, fitted.samples, held_out.samples)
     return template, fitted, held_out
@@ -110,9 +113,10 @@ def fit_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]
         return PromptFit(samples=(), lengths=(), longest=0, origin="", limit=limit, num_skipped=0, num_cut=0)
     samples = samples if config.overlong == "skip" else spread(samples)
     environment = config.custom.extra.environment
-    lengths = _lengths_of(
-        template, samples, has_turns=environment.name is not None and environment.observations == "chat"
-    )
+    has_turns = environment.is_set and environment.observations == "chat"
+    if has_turns:
+        template.reply_token_ids(first_reply(config), is_stopped=True)
+    lengths = _lengths_of(template, samples, has_turns=has_turns)
     longest, place = max((length, -place) for place, length in enumerate(lengths))
     origin, num_overlong = samples[-place].origin, sum(length > limit for length in lengths)
     for sample in _first_and_longest(samples, lengths):
@@ -134,13 +138,8 @@ def fit_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]
 
 
 def _lengths_of(template: Template, samples: Sequence[Sample], *, has_turns: bool) -> list[int]:
-    """Tokens of each prompt; answers, and turns behind it, are rendered, too.
-
-    Errors: ``BadSamples``, ``turns-not-rendered``.
-    """
+    """Tokens of each prompt; answers, and turns behind it, are rendered, too. Errors: ``BadSamples``."""
     lengths, errors = list[int](), list[DataError]()
-    if has_turns:
-        template.reply_token_ids("", is_stopped=True)
     for sample in samples:
         try:
             lengths.append(template.prompt_length(sample))

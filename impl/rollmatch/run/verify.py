@@ -40,7 +40,7 @@ def stored_answers(config: RunConfig, run: Path, checkpoint: Path) -> StoredAnsw
     if _is_sampled(config):
         problem, remedy = "answers were sampled, which no other engine repeats", "Evaluate greedily: temperature 0."
         raise LaunchError(problem, code="nothing-to-verify", key=KEY, remedy=remedy)
-    if config.custom.extra.environment.name is not None:
+    if config.custom.extra.environment.is_set:
         problem = "answers have several turns with an environment"
         raise LaunchError(problem, code="nothing-to-verify", key=KEY, remedy="Leave --verify out.")
     stored = json.loads(path.read_text(encoding="utf-8"))

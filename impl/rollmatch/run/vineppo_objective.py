@@ -16,7 +16,7 @@ from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowPr
 from rollmatch.objectives.vineppo.tree import SearchRules
 from rollmatch.objectives.vineppo.value import ContinuationValues, Valuer, ValueRules
 from rollmatch.rollout.episodes import EpisodeRunner
-from rollmatch.run.plugins import limits_of, load_configured_environment, load_rewards
+from rollmatch.run.plugins import first_reply, limits_of, load_configured_environment, load_rewards
 
 MOST_KEPT = 4096
 """Observations whose ids are kept: those of a small world come again and again."""
@@ -53,7 +53,7 @@ def make_world(config: RunConfig, template: Template) -> EpisodeRunner | None:
         return None
     as_chat = settings.observations == "chat"
     if as_chat:
-        template.reply_token_ids("", is_stopped=True)
+        template.reply_token_ids(first_reply(config), is_stopped=True)
     return EpisodeRunner(
         make=make,
         vocabulary=template.vocabulary,

@@ -77,8 +77,7 @@ class GrpoObjective(PolicyGradient):
         if self.world is None:
             made = self._complete(repeated, rollouts, timing)
         else:
-            played = note_episodes(self.world, rollouts, context)
-            made = [_completion(*three) for three in zip(repeated, played, rollouts, strict=True)]
+            made = self._judge(repeated, note_episodes(self.world, rollouts, context), rollouts, timing)
             num_tokens = sum(rollout.num_tokens for rollout in rollouts)
         if self.group_rules.max_rounds:
             made, num_further = self._with_spread(made, timing, context)
@@ -115,8 +114,7 @@ class GrpoObjective(PolicyGradient):
         if self.world is None:
             made = self._complete(samples, rollouts, Timing())
         else:
-            played = note_part(self.world, rollouts, context)
-            made = [_completion(*three) for three in zip(samples, played, rollouts, strict=True)]
+            made = self._judge(samples, note_part(self.world, rollouts, context), rollouts, Timing())
         reports = self._reports(made, group_size=1)
         metrics, parts = self.summarize(reports), parts_of(reports, [reward.name for reward in self.rewards])
         for name in ("flat_group_rate", "further_group_rate"):
@@ -158,6 +156,21 @@ class GrpoObjective(PolicyGradient):
             for s, r, j in zip(samples, rollouts, judged, strict=True)
         ]
 
+    def _judge(
+        self, samples: Sequence[Sample], episodes: Sequence[Trajectory], rollouts: Sequence[Rollout], timing: Timing
+    ) -> list[Completion]:
+        """Episodes, paid by their environment, or by the functions that judge their last turns; one that failed is left
+        out, as if its reward had. Errors: as ``judge_all``.
+        """
+        whole = [one for one in episodes if not one.failure] if self.rewards else []
+        answers = [self.vocabulary.text(one.last_turn_ids) for one in whole]
+        judged = iter(judge_all(answers, [one.sample for one in whole], self.rewards, timing) if whole else ())
+        judgements = [
+            next(judged) if self.rewards and not one.failure else _paid(one, num_rewards=len(self.rewards))
+            for one in episodes
+        ]
+        return [_completion(*four) for four in zip(samples, episodes, rollouts, judgements, strict=True)]
+
     def _reports(self, made: Sequence[Completion], *, group_size: int) -> list[CompletionReport]:
         reports = make_reports([one.rollout for one in made], [one.judgement for one in made], group_size=group_size)
         lens = [sum(one.is_written or ()) or report.response_len for one, report in zip(made, reports, strict=True)]
@@ -189,16 +202,18 @@ def _is_flat(group: Sequence[Completion]) -> bool:
     return is_flat([one.judgement.total for one in group])
 
 
-def _completion(sample: Sample, trajectory: Trajectory, rollout: Rollout) -> Completion:
-    """An episode, paid by its environment; one that failed is left out, as if its reward had."""
+def _paid(episode: Trajectory, *, num_rewards: int) -> Judgement:
+    """What no function judges: an episode that failed, and one that its environment paid."""
+    failures = (episode.failure,) if episode.failure else ()
+    total = None if failures else episode.total_return
+    return Judgement(values=(None,) * num_rewards, total=total, failures=failures)
+
+
+def _completion(sample: Sample, trajectory: Trajectory, rollout: Rollout, judgement: Judgement) -> Completion:
     return Completion(
         sample=sample,
         rollout=rollout,
-        judgement=Judgement(
-            values=(),
-            total=None if trajectory.failure else trajectory.total_return,
-            failures=(trajectory.failure,) if trajectory.failure else (),
-        ),
+        judgement=judgement,
         is_truncated=not trajectory.is_finished,
         is_written=trajectory.written,
     )

@@ -68,7 +68,7 @@ class VinePpoObjective(PolicyGradient):
     run_seed: int
     prompt_of: Callable[[Sample], tuple[int, ...]]
     world: EpisodeRunner | None = None
-    """Where responses have several turns; its steps give the rewards then, and ``rewards`` are unused."""
+    """Where responses have several turns; its steps give rewards, and ``rewards``, if any, judge last turns."""
     reads_logprobs: bool
     """Whether steps or the search go by log-probabilities."""
 
@@ -82,7 +82,10 @@ class VinePpoObjective(PolicyGradient):
     ) -> TrainingTargets:
         """``num_rollouts`` segments per sample. Errors: those of splitters, values and rewards."""
         repeated = self.reuse.repeat(samples)
-        made = note_episodes(self.world, rollouts, context) if self.world else self._paid(repeated, rollouts)
+        if self.world is None:
+            made = self._paid(repeated, rollouts)
+        else:
+            made = self.rewards.paid(note_episodes(self.world, rollouts, context))
         trajectories = [one for one in made if not one.failure]
         cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
         counted = CostedValues(self._continuer(context))
@@ -124,7 +127,10 @@ class VinePpoObjective(PolicyGradient):
 
     def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """Returns of one response each; some are written down."""
-        made = note_part(self.world, rollouts, context) if self.world else self._paid(samples, rollouts)
+        if self.world is None:
+            made = self._paid(samples, rollouts)
+        else:
+            made = self.rewards.paid(note_part(self.world, rollouts, context))
         returns = [None if one.failure else one.total_return for one in made]
         known = [value for value in returns if value is not None]
         metrics = {"reward": fmean(known) if known else 0.0, "num_scenes": float(len(samples))}
@@ -139,7 +145,7 @@ class VinePpoObjective(PolicyGradient):
 
     def _continuer(self, context: ObjectiveContext) -> Continuer:
         if self.world is not None:
-            return MultiTurn(self.world, context, logprobs=self.reads_logprobs)
+            return PaidContinuer(MultiTurn(self.world, context, logprobs=self.reads_logprobs), self.rewards)
         return SingleTurn(self.rewards, context, logprobs=self.reads_logprobs)
 
     def _advantages(
@@ -181,6 +187,18 @@ class VinePpoObjective(PolicyGradient):
             values=[[rounded(value) for value in report.values] for report in shown],
             advantages=[[rounded(a) for a in report.step_advantages] for report in shown],
         )
+
+
+class PaidContinuer:
+    """A continuer of episodes that reward functions judge."""
+
+    def __init__(self, continuer: Continuer, rewards: RewardRules) -> None:
+        self.continuer, self.rewards = continuer, rewards
+        self.max_new_tokens = continuer.max_new_tokens
+
+    def continue_states(self, requests: Sequence[ContinuationRequest]) -> list[Trajectory]:
+        """As the protocol."""
+        return self.rewards.paid(self.continuer.continue_states(requests))
 
 
 class CostedValues:

@@ -37,6 +37,17 @@ class RewardRules:
             totals.append(judgement.total)
         return totals
 
+    def paid(self, made: Sequence[Trajectory]) -> list[Trajectory]:
+        """Episodes, each paid for its last turn; as they are where there are no rewards. Errors: as ``totals``."""
+        judged = [one for one in made if not one.failure] if self.rewards else []
+        totals = iter(self.totals([one.last_turn_ids for one in judged], [one.sample for one in judged], Timing()))
+        return [self._paid(one, next(totals)) if self.rewards and not one.failure else one for one in made]
+
+    def _paid(self, one: Trajectory, total: float) -> Trajectory:
+        if not one.is_finished and self.unfinished_return is not None:
+            total = self.unfinished_return
+        return replace(one, rewards=(*one.rewards, (len(one.token_ids), total)))
+
     def trajectories(
         self, states: Sequence[State], rollouts: Sequence[Rollout], timing: Timing | None = None
     ) -> list[Trajectory]:

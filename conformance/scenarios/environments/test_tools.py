@@ -1,0 +1,202 @@
+"""Tools that turns call: Python functions, and those of a real MCP server over loopback."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from conformance.doubles.configs import GRPO, config_with
+from conformance.doubles.ladders import TurnSide, climbing, grouped, searching, world
+from conformance.doubles.locks import VOCABULARY, sample_of
+from conformance.doubles.records import make_reply
+from conformance.doubles.refusals import refused
+from conformance.doubles.started import started
+from conformance.doubles.tool_functions import multiply, right
+from conformance.judge.ports import free_port
+from conformance.tools.tokenizers import fetch_tokenizer
+from rollmatch.environments.environment import begin, generator_of, take_step
+from rollmatch.environments.limits import EnvironmentLimits, EpisodeFailed
+from rollmatch.environments.loading import load_tool_environment
+from rollmatch.environments.tools import load_tools
+from rollmatch.model.template import Template
+from rollmatch.objectives.grpo.reward import Reward
+from rollmatch.objectives.vineppo.single_turn import RewardRules
+from rollmatch.rollout.backend import Decoding
+from rollmatch.run.plugins import with_first_observations
+
+FUNCTIONS = "conformance.doubles.tool_functions"
+LIMITS = EnvironmentLimits()
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def begun(*names, limits=LIMITS):
+    return begin(load_tool_environment(names, limits=limits), sample_of(), run_seed=1)[0]
+
+
+def reply_to(action, *names, limits=LIMITS):
+    return take_step(begun(*names, limits=limits), action, key="x:1").observation
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The URL of an MCP server of the official package."""
+    port, log = free_port(), tmp_path_factory.mktemp("mcp") / "log"
+    with started([sys.executable, "-m", FUNCTIONS, str(port)], log) as running:
+        running.wait_until(lambda: "running on" in running.output())
+        yield f"http://127.0.0.1:{port}/mcp"
+
+
+@pytest.mark.scenario(
+    "environments/a-turn-calls-a-function-and-a-tool-of-a-server",
+    clauses=["environments/tools-are-functions-and-mcp-servers#1,2,3"],
+)
+def test_calls_of_a_turn_are_executed_in_order(server):
+    made = begun(f"{FUNCTIONS}:multiply", server)
+    before = made.clone(generator_of(1))
+    turn = f"I compute. {call('multiply', a=6, b=7)} and {call('add', a=1, b=2)}"
+    observation, *ends = take_step(made, turn, key="x:1")
+    assert observation == "<tool_response>\n42\n</tool_response>\n<tool_response>\n3\n</tool_response>"
+    assert ends == [0.0, False, False]
+    assert made.fingerprint() != before.fingerprint()
+    assert take_step(made, "It is 45.", key="x:1") == ("", 0.0, True, False)
+    assert load_tools((server,))["add"].schema["function"]["parameters"]["required"] == ["a", "b"]
+
+
+@pytest.mark.scenario(clauses=["environments/tools-are-functions-and-mcp-servers#4,5"])
+def test_what_a_tool_raises_is_read_by_the_policy(server):
+    names = [f"{FUNCTIONS}:{name}" for name in ("multiply", "shout", "divide")] + [server]
+    for action, said in {
+        call("divide", a=1, b=0): "ZeroDivisionError",
+        call("multiply", a="six", b=7): "a: Input should be a valid integer",
+        call("multiply", a=6): "b: Missing required argument",
+        call("add", a="x", b=1): "valid integer",
+        call("fail"): "fail",
+        call("subtract"): "there is no tool subtract; there are multiply, shout, divide, add, fail",
+        "<tool_call>multiply 6 7": "a call is a JSON object with name and arguments, not multiply 6 7",
+        '<tool_call>{"name": "multiply", "arguments": [6]}</tool_call>': "arguments are a JSON object",
+        call("shout", text="ja"): '{"said": "JA"}',
+    }.items():
+        assert said in reply_to(action, *names)
+
+
+@pytest.mark.scenario(clauses=["environments/tools-are-functions-and-mcp-servers#4"])
+def test_what_the_machine_fails_with_costs_the_episode(tmp_path):
+    with pytest.raises(EpisodeFailed, match=r"x:1.*FileNotFoundError"):
+        reply_to(call("read", path=str(tmp_path / "none")), f"{FUNCTIONS}:read")
+    (tmp_path / "some").write_text("here")
+    assert "here" in reply_to(call("read", path=str(tmp_path / "some")), f"{FUNCTIONS}:read")
+
+
+def test_a_server_that_is_gone_costs_the_episode(tmp_path):
+    port = free_port()
+    with started([sys.executable, "-m", FUNCTIONS, str(port)], tmp_path / "log") as running:
+        running.wait_until(lambda: "running on" in running.output())
+        made = begun(url := f"http://127.0.0.1:{port}/mcp")
+        assert "3" in take_step(made, call("add", a=1, b=2), key="x:1").observation
+    with pytest.raises(EpisodeFailed, match=rf"x:1.*ConnectionError: {url}"):
+        take_step(made, call("add", a=1, b=2), key="x:1")
+
+
+@pytest.mark.scenario(clauses=["environments/a-call-that-fails-costs-its-episode#2"])
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_tool_that_takes_too_long_is_given_up(processes):
+    limits = EnvironmentLimits(timeout_s=1.0, processes=processes)
+    made = begun(f"{FUNCTIONS}:wait", limits=limits)
+    with pytest.raises(EpisodeFailed, match="environment-timeout"):
+        take_step(made.clone(generator_of(1)), call("wait", seconds=3), key="x:1")
+    assert "waited" in take_step(made, call("wait", seconds=0), key="x:1").observation
+
+
+@pytest.mark.scenario(clauses=["environments/tools-are-functions-and-mcp-servers#6,7,8"])
+@pytest.mark.parametrize(
+    ("names", "code", "place"),
+    [
+        (("math",), "tool-unknown", 0),
+        ((f"{FUNCTIONS}:multiply", f"{FUNCTIONS}:no_such"), "tool-unknown", 1),
+        ((f"{FUNCTIONS}:undescribed",), "tool-undescribed", 0),
+        ((f"{FUNCTIONS}:multiply",) * 2, "tool-named-twice", 1),
+        (("http://127.0.0.1:9/mcp",), "tool-server-unreachable", 0),
+    ],
+)
+def test_a_tool_that_cannot_be_called_is_refused(names, code, place):
+    with refused(code, f"custom.extra.environment.tools.{place}"):
+        load_tools(names)
+
+
+@pytest.mark.scenario(
+    "environments/a-template-without-tools", clauses=["environments/tools-are-functions-and-mcp-servers#10"]
+)
+def test_a_template_that_does_not_show_tools_is_refused():
+    tools = [load_tools((f"{FUNCTIONS}:multiply",))["multiply"].schema]
+    for name, problem in (("smollm2", "leaves out the tool multiply"), ("llama3_1", "writes a call as")):
+        with refused("tools-not-rendered", "custom.extra.environment.tools", problem=problem, remedy="text"):
+            Template(fetch_tokenizer(name), system="", user="", any_chat=True).check_tools(tools)
+    qwen = Template(fetch_tokenizer("qwen3"), system="", user="", any_chat=True)
+    qwen.check_tools(tools)
+    reply = "<tool_response>\n42\n</tool_response>"
+    assert qwen.reply_token_ids(reply, True), "its thoughts stay before replies of tools"
+    qwen.tokenizer.chat_template = str(qwen.tokenizer.chat_template).replace("tool | tojson", "tool.function.name")
+    with refused("tools-not-rendered", problem="leaves out a_factor of the tool multiply"):
+        function = {**tools[0]["function"], "parameters": {"properties": {"a_factor": {"type": "integer"}}}}
+        qwen.check_tools([{"type": "function", "function": function}])
+
+
+class Calling(TurnSide):
+    """Calls ``multiply`` in its first turn, and writes the answer that the reply holds in its second one."""
+
+    def write(self, request, decoding):
+        text = call("multiply", a=6, b=7) if not request.prefix_token_ids else "42"
+        ids = VOCABULARY.encode(text)
+        return make_reply(request, ids, version=self.version, finish_reason="stop")
+
+
+def calling():
+    return Calling(decoding=Decoding(max_new_tokens=80, temperature=1.0))
+
+
+def in_tools(**fields):
+    make = load_tool_environment((f"{FUNCTIONS}:multiply",), limits=LIMITS)
+    return world(make, max_response_tokens=300, **fields)
+
+
+@pytest.mark.scenario(clauses=["environments/tools-are-functions-and-mcp-servers#3"])
+@pytest.mark.parametrize("make", [grouped, climbing, searching])
+def test_reward_functions_judge_the_last_turn(make):
+    samples = [replace(sample_of(0), metadata={"answer": 42}), replace(sample_of(1), metadata={"answer": 41})]
+    rewards, side = (Reward.of(right, name="right"),), calling()
+    made = replace(make(), world=in_tools())
+    if make is not grouped:
+        rewards = RewardRules(rewards=rewards, vocabulary=VOCABULARY, unfinished_return=None)
+    made = replace(made, rewards=rewards)
+    targets = made.make_segments(samples, side.answer(samples, in_world=made.world), side.context())
+    assert made.summarize(targets.reports)["reward"] == pytest.approx(0.5)
+    if make is grouped:
+        assert made.summarize(targets.reports)["reward/right"] == pytest.approx(0.5)
+    else:
+        values = [one.values for one in targets.reports if hasattr(one, "values")]
+        assert values == [pytest.approx((1.0, 1.0))] * 2 + [pytest.approx((0.0, 0.0))] * 2
+    assert made.evaluate(samples, side.answer(samples, num=1, in_world=made.world), side.context()).metrics[
+        "reward"
+    ] == pytest.approx(0.5)
+    assert multiply(6, 7) == 42
+
+
+@pytest.mark.scenario(clauses=["environments/tools-are-functions-and-mcp-servers#11"])
+@pytest.mark.parametrize("shown", ["text", "template"])
+def test_samples_show_the_tools(shown):
+    tools = f"custom.extra.environment.tools=[{FUNCTIONS}:multiply]"
+    config = config_with(*GRPO, "global_max_length=2048", tools, f"custom.extra.environment.show_tools={shown}")
+    plain, led = sample_of(), replace(sample_of(1), messages=(("system", "Be brief."), ("user", "?")))
+    first, second = with_first_observations(config, [plain, led])
+    if shown == "text":
+        assert first.tools == second.tools == ()
+        assert [role for role, _ in first.messages] == [role for role, _ in second.messages] == ["system", "user"]
+        assert second.messages[0][1] == f"Be brief.\n\n{first.messages[0][1]}"
+        assert '"name": "multiply"' in first.messages[0][1]
+    else:
+        assert (first.messages, second.messages) == (plain.messages, led.messages)
+        assert [one.tools[0]["function"]["name"] for one in (first, second)] == ["multiply"] * 2

@@ -1,0 +1,195 @@
+"""Tools that a turn calls: Python functions, and those of MCP servers by URL. What a turn writes: ``tool_texts``.
+
+A function's signature and docstring (Google's style, as transformers reads them) become the JSON schema that the policy
+is shown::
+
+    def multiply(a: int, b: int) -> int:
+        \"\"\"
+        Multiply two numbers.
+
+        Args:
+            a: The first factor.
+            b: The second factor.
+        \"\"\"
+        return a * b
+
+What a function raises is what the policy reads, so that it can correct its call; an ``OSError`` (no connection, no
+file, no time) is not the policy's doing and fails the episode.
+"""
+
+import asyncio
+import copy
+import json
+import time
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from inspect import iscoroutinefunction
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError, validate_call
+
+from rollmatch.config.named import load_named
+from rollmatch.environments.event_loop import NotDone, run_coroutine
+from rollmatch.errors import ConfigError
+from rollmatch.model.tool_texts import called_message, reply_text
+from rollmatch.records import Sample
+
+KEY = "custom.extra.environment.tools"
+_SERVER_TIMEOUT_S = 20.0
+"""Until an MCP server has listed its tools."""
+
+
+class ToolUnknown(ConfigError):
+    """A tool is not named as module:function or as the URL of an MCP server, or cannot be imported."""
+
+    code = "tool-unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One function that a policy may call."""
+
+    schema: Mapping[str, Any]
+    """As chat templates take it: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
+    call: Callable[[Mapping[str, Any]], Awaitable[object]]
+    """Arguments -> result. Errors: whatever it raises."""
+
+    @property
+    def name(self) -> str:
+        """What a call names."""
+        return str(self.schema["function"]["name"])
+
+
+@lru_cache
+def load_tools(names: tuple[str, ...]) -> Mapping[str, Tool]:
+    """Name -> tool. Errors: ``ToolUnknown``, ``ConfigError`` with ``tool-undescribed``, ``tool-server-unreachable`` or
+    ``tool-named-twice``.
+    """
+    tools: dict[str, Tool] = {}
+    for place, name in enumerate(names):
+        key = f"{KEY}.{place}"
+        for tool in _of_server(name, key) if "://" in name else [_of_function(name, key)]:
+            if tool.name in tools:
+                problem, remedy = f"two tools are called {tool.name}", "Rename one of them."
+                raise ConfigError(problem, code="tool-named-twice", key=key, remedy=remedy)
+            tools[tool.name] = tool
+    return tools
+
+
+def _of_function(name: str, key: str) -> Tool:
+    from transformers.utils import get_json_schema  # a second to load
+
+    function = load_named(name, key=key, kind="function", refuse=ToolUnknown)
+    try:
+        return Tool(schema=get_json_schema(function), call=partial(_call, validate_call(function)))
+    except Exception as error:  # transformers and pydantic raise classes of their own
+        problem = f"{name}: {type(error).__name__}: {error}"
+        remedy = "Annotate its parameters, and describe it and each of them in a docstring with Args:."
+        raise ConfigError(problem, code="tool-undescribed", key=key, remedy=remedy) from error
+
+
+async def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> object:
+    if iscoroutinefunction(function):
+        return await function(**arguments)
+    return await asyncio.to_thread(function, **arguments)
+
+
+def _of_server(url: str, key: str) -> list[Tool]:
+    try:
+        from mcp import Client
+    except ImportError as error:
+        problem, remedy = f"{url}: needs the package mcp 2 or newer", "pip install 'mcp>=2'"
+        raise ConfigError(problem, code="tool-server-unreachable", key=key, remedy=remedy) from error
+
+    async def listed() -> list[Any]:
+        async with Client(url) as client:
+            return list((await client.list_tools()).tools)
+
+    try:
+        found = run_coroutine(listed(), timeout_s=_SERVER_TIMEOUT_S)
+    except (Exception, NotDone) as error:  # the client raises groups of its transports' errors
+        problem = f"{url}: {type(error).__name__}: {error}"
+        remedy = "Start the MCP server, and give the URL of its streamable HTTP, such as http://127.0.0.1:8000/mcp."
+        raise ConfigError(problem, code="tool-server-unreachable", key=key, remedy=remedy) from error
+    return [Tool(schema=_schema_of(tool), call=partial(_call_remote, url, tool.name)) for tool in found]
+
+
+def _schema_of(tool: Any) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
+    return {"type": "function", "function": function}
+
+
+async def _call_remote(url: str, name: str, arguments: Mapping[str, Any]) -> object:
+    from mcp import Client, MCPError
+
+    try:
+        async with Client(url) as client:
+            try:
+                result = await client.call_tool(name, dict(arguments))
+            except MCPError as error:  # for example: arguments that the server does not take
+                return f"{type(error).__name__}: {error}"
+    except Exception as error:  # groups of the transports' errors
+        raise ConnectionError(f"{url}: {error}") from error
+    return "\n".join(part.text if part.type == "text" else f"[{part.type}]" for part in result.content)
+
+
+class ToolEnvironment:
+    """Answers calls of tools; a turn without a call ends the episode, and is what reward functions judge.
+
+    ``reset`` and ``step`` are coroutines. It keeps what was called and answered, and nothing else: tools are imported
+    by their names wherever it is used.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._history: tuple[str, ...] = ()
+        load_tools(self._names)
+
+    async def reset(self, sample: Sample, rng: np.random.Generator) -> str:
+        """Begin; tools are shown in the prompt already."""
+        self._history = (str(sample.sample_id),)
+        return ""
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Run the calls of a turn, one after the other; the last part says how long each took."""
+        calls = called_message(action).get("tool_calls", ())
+        if not calls:
+            return "", 0.0, True, False, {}
+        replies, seconds = [], []
+        for call in calls:
+            began = time.perf_counter()
+            replies.append(await self._answer(**call["function"]))
+            seconds.append((call["function"]["name"], time.perf_counter() - began))
+        observation = "\n".join(reply_text({"role": "tool", "content": reply}) for reply in replies)
+        self._history += (action, observation)
+        return observation, 0.0, False, False, {"tool_seconds": seconds}
+
+    async def _answer(self, name: str, arguments: str) -> str:
+        tools = load_tools(self._names)
+        if not name:
+            return f"Error: a call is a JSON object with name and arguments, not {arguments}"
+        if name not in tools:
+            return f"Error: there is no tool {name}; there are {', '.join(tools)}"
+        try:
+            given = json.loads(arguments)
+            if not isinstance(given, dict):
+                return f"Error: arguments are a JSON object, not {arguments}"
+            result = await tools[name].call(given)
+        except OSError:
+            raise
+        except ValidationError as error:
+            wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            return f"Error: {'; '.join(wrong)}"
+        except Exception as error:  # noqa: BLE001  # the policy reads it, and may call otherwise
+            return f"{type(error).__name__}: {error}"
+        return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
+
+    def clone(self, rng: np.random.Generator) -> "ToolEnvironment":
+        """The same calls so far."""
+        return copy.copy(self)
+
+    def fingerprint(self) -> Hashable:
+        """Sample, turns and replies so far."""
+        return self._history
