@@ -141,7 +141,7 @@ def _grpo(one_of, variant):
         "epsilon": one_of(0.2, 0.01),
         "epsilon_high": one_of(None, 0.28, 0.005),
         "ratio_cap": one_of(None, 1.5),
-        "beta": one_of(0.0, 0.1),
+        "beta": one_of(0.0, 0.1, 0.003),
         "old_logprobs": one_of("recomputed", "server"),
         "correction_cap": one_of(2.0, None, 0.9),
         "eval_temperature": one_of(0.0, 0.8),

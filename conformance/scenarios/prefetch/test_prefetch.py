@@ -80,28 +80,32 @@ def samples_asked(servers):
     "prefetch/an-old-rollout-is-requested-again", clauses=["prefetch/staleness-is-known-and-bounded#2,3"]
 )
 @pytest.mark.parametrize(
-    ("step_of", "num_times", "age"),
+    ("step_of", "max_staleness", "num_times", "age"),
     [
-        ({3: 5, 4: 6, 5: 7}, 2, {0: 4}),
-        ({3: 6, 4: 7}, 1, {1: 4}),
-        ({3: 6, 4: 7, 5: 7}, 1, {1: 4}),  # servers that were started again
-        ({3: 7, 4: 7, 5: 7}, 1, {0: 4}),
-        ({2: 3, 3: 5, 4: 7}, 2, {0: 4}),  # two optimizer steps between two syncs
+        ({3: 5, 4: 6, 5: 7}, 1, 2, 0),
+        ({3: 6, 4: 7}, 1, 1, 1),
+        ({3: 6, 4: 7, 5: 7}, 1, 1, 1),  # servers that were started again
+        ({3: 7, 4: 7, 5: 7}, 1, 1, 0),
+        ({2: 3, 3: 5, 4: 7}, 1, 2, 0),  # two optimizer steps between two syncs
+        ({2: 3, 3: 5, 4: 7}, 2, 1, 2),
+        ({2: 3, 3: 4, 4: 7}, 3, 1, 3),
+        ({2: 2, 3: 3, 4: 7}, 3, 2, 0),
     ],
 )
-def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_requested_again(step_of, num_times, age):
-    servers = Servers(version=3)
+def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_requested_again(step_of, max_staleness, num_times, age):
+    servers, requests = Servers(version=3), requests_of(0, 8)
     with opened(servers) as prefetch:
-        prefetch.submit(7, requests_of(0, 4))
+        prefetch.submit(7, requests)
         prefetch.wait_for(7)
         with prefetch.quiet():
             servers.version = max(step_of)
-        wanted = [RequestedWindow(7, [request.sample for request in requests_of(0, 4)])]
-        collected, num_again = Ahead(None, prefetch, max_staleness=1, lead=1).collect(wanted, None, step_of=step_of)
-    assert samples_asked(servers) == sorted([0, 1, 2, 3] * num_times)
-    assert [rollout.response_token_ids for rollout in collected.rollouts] == [(0,), (1,), (2,), (3,)]
-    assert num_again == 4 * (num_times - 1)
-    assert collected.staleness == age
+        wanted = [RequestedWindow(7, [request.sample for request in requests])]
+        ahead = Ahead(None, prefetch, max_staleness=max_staleness, lead=1)
+        collected, num_again = ahead.collect(wanted, None, step_of=step_of)
+    assert samples_asked(servers) == sorted([*range(8)] * num_times)
+    assert [rollout.response_token_ids for rollout in collected.rollouts] == [(number,) for number in range(8)]
+    assert num_again == 8 * (num_times - 1)
+    assert collected.staleness == {age: 8}
 
 
 @pytest.mark.parametrize(

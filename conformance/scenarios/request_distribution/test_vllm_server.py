@@ -125,6 +125,20 @@ def test_the_same_list_twice_goes_the_same_ways_and_no_requests_nowhere(make_bac
     assert all(first == second for first, second in map(asked, doubles))
 
 
+def test_ranks_go_on_beginning_at_other_servers_when_one_is_lost(make_backend, doubles):
+    """3 servers, the first one lost: rank 0 begins with server 1 and rank 1, half of two further on, with server 2."""
+    for rank, order in enumerate([(1, 2), (2, 1)]):
+        for double in doubles:
+            double.calls = []
+        backend, requests = make_backend(rank=rank), requests_of(4)
+        backend.members.min_servers = 1
+        backend.members.agree_on({0})
+        backend.generate(requests, GREEDY)
+        halves = [[request.request_id for request in half] for half in (requests[:2], requests[2:])]
+        assert [asked(doubles[place]) for place in order] == [[half] for half in halves]
+        assert not asked(doubles[0])
+
+
 @pytest.mark.scenario(clauses=["request-distribution/requests-are-cut-into-contiguous-chunks#5"])
 def test_all_servers_are_asked_at_the_same_time(make_backend, doubles):
     gate, answer = threading.Barrier(3), NativeDouble.infer
