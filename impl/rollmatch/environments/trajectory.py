@@ -62,7 +62,7 @@ class Trajectory:
     def step_rewards(self, cuts: Cuts) -> tuple[float, ...]:
         """[S] what each step was paid.
 
-        >>> from rollmatch.records import Rollout, Sample
+        >>> from rollmatch.records import Sample
         >>> sample = Sample(sample_id=0, origin="x:1", images=(), objects=(), width=8, height=8)
         >>> Trajectory(sample=sample, prompt_token_ids=(1,), token_ids=(5, 6, 7), rewards=((1, 0.5), (3, 2.0)),
         ...            policy_version=1, is_finished=True).step_rewards((0, 1, 2, 3))
@@ -78,7 +78,7 @@ class Trajectory:
     def written(self) -> tuple[bool, ...]:
         """[R] whether the policy wrote each id.
 
-        >>> from rollmatch.records import Rollout, Sample
+        >>> from rollmatch.records import Sample
         >>> whole = Trajectory(sample=Sample(sample_id=0, origin="x:1", images=()), prompt_token_ids=(1,), rewards=(),
         ...                    token_ids=(5, 6, 7, 8, 9), policy_version=1, is_finished=True,
         ...                    turns=(Turn(start=0, stop=2, number=0), Turn(start=4, stop=5, number=1)))
@@ -140,7 +140,7 @@ class State:
 def state_at(trajectory: Trajectory, position: int) -> State:
     """The state after ``position`` ids.
 
-    >>> from rollmatch.records import Rollout, Sample
+    >>> from rollmatch.records import Sample
     >>> sample = Sample(sample_id=4, origin="x:5", images=(), objects=(), width=8, height=8)
     >>> whole = Trajectory(sample=sample, prompt_token_ids=(1,), token_ids=(5, 6, 7), rewards=(), policy_version=1,
     ...                    is_finished=True)
