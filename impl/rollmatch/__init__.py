@@ -31,6 +31,7 @@ _MODULES = {
     "objectives.grpo.advantage": ("group_advantages",),
     "objectives.grpo.reward": ("RewardFunction",),
     "objectives.rollout_matching.answer_format": ("AnswerFormat",),
+    "objectives.rollout_matching.answer": ("parse_answer",),
     "objectives.rollout_matching.match": ("MatchRules", "match_objects"),
     "objectives.rollout_matching.parse": ("parse_rollout",),
     "objectives.rollout_matching.target": ("append_missed", "serialize_objects"),

@@ -17,6 +17,7 @@ from rollmatch.learn.pack import pack as pack
 from rollmatch.model.vocabulary import Vocabulary as Vocabulary
 from rollmatch.objectives.grpo.advantage import group_advantages as group_advantages
 from rollmatch.objectives.grpo.reward import RewardFunction as RewardFunction
+from rollmatch.objectives.rollout_matching.answer import parse_answer as parse_answer
 from rollmatch.objectives.rollout_matching.answer_format import AnswerFormat as AnswerFormat
 from rollmatch.objectives.rollout_matching.match import MatchRules as MatchRules
 from rollmatch.objectives.rollout_matching.match import match_objects as match_objects

@@ -95,6 +95,37 @@ def test_pycocotools_reads_what_is_written(coco, tmp_path):
     assert read.loadAnns([1])[0]["bbox"] == [10.5, 20, 100, 50]
 
 
+def test_data_that_was_converted_can_be_moved_with_its_images(coco, tmp_path):
+    there, moved = tmp_path / "there", tmp_path / "moved"
+    there.mkdir()
+    for name in ("a.jpg", "instances.json"):
+        (tmp_path / name).rename(there / name)
+    for target in ("native", "swift", "coco"):
+        out = there / "made" / target
+        assert run(there / "instances.json", out, "--from", "coco", "--to", target, "--relative") == 0
+        assert "../a.jpg" in out.read_text()
+        assert str(tmp_path) not in out.read_text()
+    there.rename(moved)
+    (sample,) = load_samples(str(moved / "made/native"), None)
+    assert Image.open(sample.images[0]).size == SIZE
+    assert run(coco, tmp_path / "yolo", "--from", "coco", "--to", "yolo", "--relative") != 0
+
+
+def test_category_ids_and_names_of_the_source_are_kept(coco, tmp_path, capsys):
+    edit(coco, lambda d: d["categories"].append({"id": 3, "name": "zebra"}))
+    ours, back = tmp_path / "train.jsonl", tmp_path / "back.json"
+    assert run(coco, ours, "--from", "coco") == 0
+    assert run(ours, back, "--from", "native", "--to", "coco", "--categories", str(coco)) == 0
+    document = json.loads(back.read_text())
+    assert document["categories"] == json.loads(coco.read_text())["categories"], "also one without objects"
+    assert [one["category_id"] for one in document["annotations"]] == [90, 1, 90, 90]
+    edit(coco, lambda d: d["categories"].pop(1))
+    assert run(ours, tmp_path / "no.json", "--from", "native", "--to", "coco", "--categories", str(coco)) != 0
+    assert "no category is 'person'" in capsys.readouterr().err
+    assert run(ours, tmp_path / "no", "--from", "native", "--to", "swift", "--categories", str(coco)) != 0
+    assert "--categories: is used with --to coco alone" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

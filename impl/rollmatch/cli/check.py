@@ -74,9 +74,10 @@ def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) 
 
 def _count(samples: Sequence[Sample]) -> str:
     if isinstance(samples, LazySamples):
-        objects = "" if samples.num_objects is None else f", {samples.num_objects} objects"
+        objects = f", {samples.num_objects} objects" if samples.num_objects else ""
         return f"{len(samples)} samples{objects}, read when they are used{samples.shown_dropped}"
-    return f"{len(samples)} samples, {sum(len(sample.objects) for sample in samples)} objects"
+    num_objects = sum(len(sample.objects) for sample in samples)
+    return f"{len(samples)} samples{f', {num_objects} objects' if num_objects else ''}"
 
 
 def _num_ranks(options: argparse.Namespace) -> int | None:

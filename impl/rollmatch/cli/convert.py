@@ -1,9 +1,11 @@
 """``rollmatch data convert``: detection data sets of other projects to ours, and back."""
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from rollmatch.data.formats import BadLabel, LabeledImage, OnBad, raise_bad
@@ -26,6 +28,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     parser.add_argument("--from", choices=FORMATS, required=True, dest="source_format", help="coco reads LVIS, too")
     parser.add_argument("--to", choices=FORMATS, default="native", dest="target_format", help="default: our JSONL")
     parser.add_argument("--images", type=Path, metavar="DIR", help="where images are; default: the input's directory")
+    parser.add_argument(
+        "--relative", action="store_true", help="write image paths that start at the output's directory"
+    )
+    parser.add_argument(
+        "--categories", type=Path, metavar="FILE", help="instances JSON whose category ids --to coco keeps"
+    )
     parser.add_argument("--split", default="train", help="of a YOLO data set")
     parser.add_argument("--polygons", action="store_true", help="write outlines instead of boxes, where there are any")
     parser.add_argument("--prompt", default=PROMPT, help="question of each line, with --to swift")
@@ -34,13 +42,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def convert(options: argparse.Namespace) -> None:
     """Convert, and print what was written and dropped. Errors: ``label-invalid``, ``file-missing``,
-    ``output-exists``."""
-    if not options.source.is_file():
-        remedy = "Give an instances JSON (coco), a data.yaml (yolo) or a JSONL file (swift, native)."
-        raise ConfigError(f"{options.source} is not a file", code="file-missing", key="INPUT", remedy=remedy)
-    if options.out.exists():
-        remedy = "Remove it, or name another output."
-        raise ConfigError(f"{options.out} exists", code="output-exists", key="OUTPUT", remedy=remedy)
+    ``output-exists``, ``argument-not-used``."""
+    _check(options)
     skipped: list[BadLabel] = []
 
     def skip(error: BadLabel) -> None:
@@ -58,6 +61,24 @@ def convert(options: argparse.Namespace) -> None:
     if skipped:
         print(f"skipped {len(skipped)} bad entries")
     print(f"wrote {options.out}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not options.source.is_file():
+        remedy = "Give an instances JSON (coco), a data.yaml (yolo) or a JSONL file (swift, native)."
+        raise ConfigError(f"{options.source} is not a file", code="file-missing", key="INPUT", remedy=remedy)
+    if options.categories and not options.categories.is_file():
+        problem, remedy = f"{options.categories} is not a file", "Give the instances JSON whose ids are kept."
+        raise ConfigError(problem, code="file-missing", key="--categories", remedy=remedy)
+    if options.out.exists():
+        remedy = "Remove it, or name another output."
+        raise ConfigError(f"{options.out} exists", code="output-exists", key="OUTPUT", remedy=remedy)
+    if options.categories and options.target_format != "coco":
+        problem, remedy = "is used with --to coco alone", "Leave it out."
+        raise ConfigError(problem, code="argument-not-used", key="--categories", remedy=remedy)
+    if options.relative and options.target_format == "yolo":
+        problem, remedy = "does not apply: YOLO's images are links in the output", "Leave it out."
+        raise ConfigError(problem, code="argument-not-used", key="--relative", remedy=remedy)
 
 
 def _read(options: argparse.Namespace, bad: OnBad) -> Iterator[LabeledImage]:
@@ -81,10 +102,13 @@ def _read(options: argparse.Namespace, bad: OnBad) -> Iterator[LabeledImage]:
 
 def _write(options: argparse.Namespace, images: Iterator[LabeledImage], bad: OnBad, out: Path) -> list[str]:
     out.parent.mkdir(parents=True, exist_ok=True)
+    if options.relative and options.target_format != "native":
+        start = out.parent.resolve()
+        images = (replace(image, path=os.path.relpath(Path(image.path).resolve(), start)) for image in images)
     if options.target_format == "coco":
-        from rollmatch.data.formats.coco import write_coco
+        from rollmatch.data.formats.coco import read_categories, write_coco
 
-        write_coco(images, out)
+        write_coco(images, out, read_categories(options.categories) if options.categories else None)
     elif options.target_format == "yolo":
         from rollmatch.data.formats.yolo import write_yolo
 
@@ -96,7 +120,7 @@ def _write(options: argparse.Namespace, images: Iterator[LabeledImage], bad: OnB
     else:
         from rollmatch.data.formats.native import NativeWriter
 
-        writer = NativeWriter(out, polygons=options.polygons, bad=bad)
+        writer = NativeWriter(out, polygons=options.polygons, relative=options.relative, bad=bad)
         writer.upright = options.out.with_name(f"{options.out.stem}-upright")
         return list(writer.write(images).lines())
     return []

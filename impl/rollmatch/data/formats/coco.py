@@ -5,18 +5,25 @@ LVIS v1 (an image without ``file_name`` is named by the end of its ``coco_url``)
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ijson
 
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, are_numbers, raise_bad
 
 
+class Category(NamedTuple):
+    """A category as an instances file numbers and names it."""
+
+    number: int
+    name: str
+
+
 def read_coco(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
     """Images in the order of the file; ``images`` is their directory. Errors: ``BadLabel``, naming entry and field."""
-    names = _read_names(path)
+    names = {category.number: desc for desc, category in read_categories(path).items()}
     listed, unusable = _read_images(path, bad)
     by_image: dict[int, list[LabeledObject]] = {number: [] for number in listed}
     unlisted = set[int]()
@@ -38,8 +45,9 @@ def read_coco(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator[L
         bad(BadLabel(problem, key=str(path), remedy="Add them to images, or remove their annotations."))
 
 
-def _read_names(path: Path) -> dict[int, str]:
-    """Category id -> description. Errors: ``BadLabel``, also where two ids or two descriptions are the same."""
+def read_categories(path: Path) -> dict[str, Category]:
+    """Description -> category. Errors: ``BadLabel``, also where two ids or two descriptions are the same."""
+    found: dict[str, Category] = {}
     names: dict[int, str] = {}
     for entry in _entries(path, "categories", raise_bad):
         number, name = _number(entry, "id", path), entry.get("name")
@@ -49,13 +57,13 @@ def _read_names(path: Path) -> dict[int, str]:
             problem = f"{path}: two categories have id {number}: {names[number]!r} and {name!r}"
             raise BadLabel(problem, key=str(path), remedy="Number categories, each with an id of its own.")
         desc = name.replace("_", " ")
-        if desc in names.values():
+        if desc in found:
             problem = f"{_named(entry, path)} has name {name!r}, and another category is {desc!r}, too"
             raise BadLabel(problem, key=str(path), remedy="Merge the categories, or name them differently.")
-        names[number] = desc
-    if not names:
+        names[number], found[desc] = desc, Category(number, name)
+    if not found:
         raise BadLabel(f"{path} lists no categories", key=str(path), remedy="Give a COCO or LVIS instances file.")
-    return names
+    return found
 
 
 def _read_images(path: Path, bad: OnBad) -> tuple[dict[int, tuple[str, int, int]], set[int]]:
@@ -78,8 +86,12 @@ def _read_images(path: Path, bad: OnBad) -> tuple[dict[int, tuple[str, int, int]
     return {number: about for number, about in listed.items() if number not in unusable}, unusable
 
 
-def write_coco(images: Iterable[LabeledImage], path: Path) -> None:
-    """A COCO instances file; categories are numbered from 1 in the order of their names."""
+def write_coco(images: Iterable[LabeledImage], path: Path, categories: Mapping[str, Category] | None = None) -> None:
+    """A COCO instances file.
+
+    ``categories``: description -> category, all of which are listed; None numbers them from 1 in the order of their
+    names. Errors: ``BadLabel`` for an object of none of them.
+    """
     described, annotations, names = [], [], set()
     for number, image in enumerate(images, start=1):
         entry = {"id": number, "file_name": image.path, "width": image.width, "height": image.height}
@@ -87,13 +99,18 @@ def write_coco(images: Iterable[LabeledImage], path: Path) -> None:
         for one in image.objects:
             names.add(one.desc)
             annotations.append((number, one))
-    numbers = {name: number for number, name in enumerate(sorted(names), start=1)}
+    if categories is None:
+        categories = {name: Category(number, name) for number, name in enumerate(sorted(names), start=1)}
+    if missing := sorted(names - categories.keys()):
+        remedy = "Name a file that lists every category, or leave --categories out."
+        raise BadLabel(f"no category is {missing[0]!r}", key="--categories", remedy=remedy)
     document = {
         "images": described,
         "annotations": [
-            _as_coco(one, number, image, numbers[one.desc]) for number, (image, one) in enumerate(annotations, start=1)
+            _as_coco(one, number, image, categories[one.desc].number)
+            for number, (image, one) in enumerate(annotations, start=1)
         ],
-        "categories": [{"id": number, "name": name} for name, number in numbers.items()],
+        "categories": [{"id": number, "name": name} for number, name in categories.values()],
     }
     path.write_text(json.dumps(document) + "\n", encoding="utf-8")
 

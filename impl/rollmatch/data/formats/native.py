@@ -6,7 +6,8 @@ data turns are stored upright, because training reads stored pixels.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,13 @@ from rollmatch.records import NUM_BINS
 
 
 class NativeWriter:
-    """Writes records to ``path``. ``polygons``: outlines instead of boxes, where an object has one."""
+    """Writes records to ``path``. ``polygons``: outlines instead of boxes, where an object has one.
 
-    def __init__(self, path: Path, *, polygons: bool, bad: OnBad = raise_bad) -> None:
-        self.path, self.polygons, self.bad = path, polygons, bad
+    ``relative``: paths of images start at the directory of ``path``.
+    """
+
+    def __init__(self, path: Path, *, polygons: bool, relative: bool = False, bad: OnBad = raise_bad) -> None:
+        self.path, self.polygons, self.relative, self.bad = path, polygons, relative, bad
         self.upright = path.with_name(f"{path.stem}-upright")
         self.summary = Summary()
 
@@ -59,7 +63,8 @@ class NativeWriter:
         self.summary.dropped.update(image.dropped)
         self.summary.objects += len(objects)
         self.summary.crowds += len(crowds)
-        record = {"images": [str(path)], "width": size[0], "height": size[1], "objects": objects}
+        named = os.path.relpath(path, self.path.parent.resolve()) if self.relative else str(path)
+        record = {"images": [named], "width": size[0], "height": size[1], "objects": objects}
         metadata = {name: values for name, values in kept.items() if values}
         return record | ({"metadata": metadata} if metadata else {})
 
@@ -108,8 +113,8 @@ def read_native(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator
                 crowds = record.get("metadata", {}).get("crowd", [])
                 if not are_numbers(list(size)) or min(size) < 1:
                     raise ValueError(f"{size} is no size")
-                objects = [_labeled(item, size, is_crowd=False) for item in record["objects"]]
-                objects += [_labeled(item, size, is_crowd=True) for item in crowds]
+                objects = [labeled(item, size) for item in record["objects"]]
+                objects += [labeled(item, size, is_crowd=True) for item in crowds]
                 found = str(images / record["images"][0])
             except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
                 bad(
@@ -119,7 +124,12 @@ def read_native(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator
             yield LabeledImage(path=found, width=size[0], height=size[1], objects=tuple(objects))
 
 
-def _labeled(item: dict[str, Any], size: tuple[int, int], *, is_crowd: bool) -> LabeledObject:
+def labeled(item: Mapping[str, Any], size: tuple[int, int], *, is_crowd: bool = False) -> LabeledObject:
+    """An object of a record, in pixels of an image of ``size`` (width, height).
+
+    >>> labeled({"desc": "cat", "bbox_2d": [0, 0, 999, 999]}, (101, 200)).box
+    (0.0, 0.0, 100.0, 199.0)
+    """
     polygon = _pixels(item["poly"], size) if "poly" in item else ()
     corners = polygon or _pixels(item["bbox_2d"], size)
     xs, ys = corners[0::2], corners[1::2]
