@@ -9,8 +9,8 @@ from conformance.doubles.small_run import events, make_trainer
 from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.overlap import Ahead, Lockstep
-from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
+from rollmatch.rollout.overlap import Lockstep, run_ahead
+from rollmatch.rollout.prefetch_rules import PrefetchRules
 
 
 class CopyServers(RolloutBackend):
@@ -66,17 +66,14 @@ def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, pieces=1, c
     return trainer, attach_servers(trainer, mode, max_staleness, lead, pieces, callers)
 
 
-def attach_servers(trainer, mode="off", max_staleness=1, lead=None, pieces=1, callers=4):
+def attach_servers(trainer, mode="off", max_staleness=1, lead=None, pieces=1, callers=4, in_flight="wait"):
     """Servers in place of the backend that the trainer has; ``mode`` as in the configuration."""
     servers, lead = CopyServers(trainer), max_staleness if lead is None else lead
     fence = Fence(servers, trainer.source.ranks, trainer.source.journal)
-    if mode != "off":
-        rules = PrefetchRules(max_windows=lead + 1, callers_per_server=callers, pieces_per_server=pieces)
-        prefetch = Prefetch(servers, trainer.source.decoding, rules)
-        fence.quiet = prefetch.quiet
     source = trainer.source = dataclasses.replace(trainer.source, fence=fence)
     if mode == "ahead":
-        trainer.overlap = Ahead(source, prefetch, max_staleness=max_staleness, lead=lead)
+        rules = PrefetchRules(max_windows=lead + 1, callers_per_server=callers, pieces_per_server=pieces)
+        trainer.overlap = run_ahead(source, rules, max_staleness=max_staleness, lead=lead, in_flight=in_flight)
     else:
         trainer.overlap = Lockstep(source)
     return servers

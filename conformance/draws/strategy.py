@@ -288,9 +288,12 @@ def _ahead(one_of, made):
     """Rollouts of later windows are requested while the learner learns."""
     keys = made["keys"]
     length = keys[f"{G}.steps_per_generation"] * keys[f"{G}.num_iterations"]
-    if one_of(0, 1) and f"{T}.packing" not in keys and f"{D}.lmbda" not in keys and f"{E}.name" not in keys:
+    if one_of(0, 1) and f"{T}.packing" not in keys and f"{D}.lmbda" not in keys:
         keys.pop(f"{G}.dynamic_sampling.max_rounds", None)
         keys |= {f"{R}.overlap": "ahead", f"{R}.max_staleness": 2 * length - 1 + one_of(0, 1)}
         keys |= one_of({}, {f"{R}.pieces_per_server": 2})
+        if f"{E}.name" in keys:
+            keys |= {f"{E}.options": {"delay_s": one_of(0.0, 0.3)}}
+            keys[f"{R}.vllm.sync.in_flight"] = one_of("wait", "keep", "restart") if "dialect" not in made else "wait"
         if keys.get(f"{G}.correction_cap", 2.0) is None:
             keys[f"{G}.old_logprobs"] = "server"

@@ -12,7 +12,7 @@ from conformance.draws.compare import judge, run, write
 from conformance.draws.models import model_directory
 from conformance.draws.servers import scripted
 from conformance.draws.strategy import PLAIN
-from conformance.oracle.defaults import G, R, T
+from conformance.oracle.defaults import E, G, R, T
 from conformance.oracle.policy import words_of
 from conformance.oracle.script import BOXES, NAMES
 
@@ -60,4 +60,32 @@ def test_two_ranks_send_a_stock_server_the_weights_of_a_step_once(tmp_path):
     }
     samples = [{"prompt": f"{number}a"} for number in range(5)]
     draw = {"family": "qwen3", "samples": samples, "servers": [{}], "dialect": "vllm", "ranks": 2, "keys": keys}
+    judge(draw, tmp_path / "draw", tmp_path / "models")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("in_flight", "further"),
+    [("wait", {"resume": 2}), ("keep", {"resume": 1}), ("restart", {}), ("keep", {"ranks": 2})],
+)
+def test_episodes_ahead_agree_with_the_oracle(in_flight, further, tmp_path):
+    """Environments that take up to 0.3 s a call, two servers; resumed from a checkpoint, or on two ranks."""
+    keys = PLAIN | {
+        f"{R}.rollout_backend": "vllm",
+        f"{R}.overlap": "ahead",
+        f"{R}.max_staleness": 2,
+        f"{R}.vllm.sync.in_flight": in_flight,
+        f"{E}.name": "conformance.oracle.echo:Echo",
+        f"{E}.options": {"delay_s": 0.3},
+        f"{E}.max_turns": 3,
+        f"{E}.max_response_tokens": 40,
+        f"{E}.observations": "text",
+        f"{T}.max_steps": 4,
+        f"{T}.eval_scenes": 1,
+        f"{G}.num_generations": 2,
+        "global_max_length": 110,
+    }
+    keys.pop(f"{G}.rewards", None)
+    samples = [{"prompt": f"{number}a"} for number in range(5)]
+    draw = {"family": "qwen3", "samples": samples, "servers": [{}, {}], "keys": keys} | further
     judge(draw, tmp_path / "draw", tmp_path / "models")

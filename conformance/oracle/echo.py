@@ -1,22 +1,28 @@
 """An environment of drawn runs, and its episodes, naively: what the policy wrote, what it heard, what it was paid."""
 
+import random
+import time
 import zlib
 
 
 class Echo:
-    """Pays each turn by its text; a turn with a 1, or the third, is the last."""
+    """Pays each turn by its text, after up to ``delay_s``; a turn with a 1, or the third, is the last."""
+
+    def __init__(self, delay_s=0.0):
+        self.delay_s = delay_s
 
     def reset(self, sample, rng):
         self.turns = 0
         return "go"
 
     def clone(self, rng):
-        twin = Echo()
+        twin = Echo(self.delay_s)
         twin.turns = self.turns
         return twin
 
     def step(self, action):
         self.turns += 1
+        time.sleep(self.delay_s * random.random())
         reward = zlib.crc32(action.encode()) % 8 / 7
         return "ok", reward, "1" in action or self.turns == 3, False
 

@@ -139,7 +139,7 @@ class Oracle:
                 result.requested.append((asked, seeds))
                 pieces = self.keys.get(f"{R}.pieces_per_server", 1)
                 rollouts = self.generate(asked, seeds, self.decoding, rank=rank, pieces=pieces)
-            per_rank.append(self.completions(asked, rollouts, name=f"{step}.{rank}.t"))
+            per_rank.append(self.completions(asked, rollouts, name=f"{step}.{rank}"))
         if self.is_grouped:
             made = [*per_rank[0]] + self.replace_flat(step, whole, per_rank)[0]
             if not self.keys.get(f"{E}.name"):
@@ -187,7 +187,7 @@ class Oracle:
             asked = samples[rank :: self.ranks]
             seeds = [seed_of(self.keys, step=step, rank=rank + 2 * self.ranks, index=i) for i in range(len(asked))]
             rollouts = self.generate(asked, seeds, self.decoding | own, rank=rank)
-            made += self.completions(asked, rollouts, name=f"{step}.{rank}.t", is_eval=True)
+            made += self.completions(asked, rollouts, name=f"{step}.{rank + 2 * self.ranks}", is_eval=True)
         made.sort(key=lambda c: c["index"])
         if not self.is_paid:
             return matching.quality([self.matched(c, self.keys[f"{R}.eval_iou"])["counts"] for c in made])
@@ -268,7 +268,9 @@ class Oracle:
         if self.keys.get(f"{E}.name"):
             rules, limit = below(self.keys, E), self.keys[f"{R}.max_new_tokens"]
             known = {(seed, tuple(ids)) for call in self.calls for ids, seed, _ in call["requests"]}
-            later = [r for s in self.servers for kind, v, r in s.log if kind == "infer" and v == self.version]
+            is_ahead = self.keys[f"{R}.overlap"] == "ahead"  # turns are then of any version
+            infers = [(v, r) for s in self.servers for kind, v, r in s.log if kind == "infer"]
+            later = [r for v, r in infers if is_ahead or v == self.version]
             later = [r for r in later if r[3].startswith(f"{name}.")]
             for place, (c, first) in enumerate(zip(made, rollouts, strict=True)):
 

@@ -5,7 +5,7 @@ Shapes stand in brackets at the start of a field's line. ``bins`` are coordinate
 name, never into a row, unless the field says so.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate, groupby
@@ -137,6 +137,11 @@ class Rollout:
         return self.response_token_ids if self.stop_id is None else (*self.response_token_ids, self.stop_id)
 
     @property
+    def policy_versions(self) -> tuple[tuple[int, int], ...]:
+        """Runs of (version, number of tokens that it wrote), in order; their numbers add up to all that was sampled."""
+        return ((self.policy_version, len(self.sampled_ids)),)
+
+    @property
     def num_tokens(self) -> int:
         """R, as tokens of rollouts are counted: without the stop token."""
         return len(self.response_token_ids)
@@ -145,6 +150,15 @@ class Rollout:
     def finish_reason(self) -> str:
         """``stop``: a stop token ended it. ``length``: its limit did."""
         return "length" if self.stop_id is None else "stop"
+
+
+def joined_runs(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Runs of (version, number of tokens), neighbours of one version as one.
+
+    >>> joined_runs([(3, 5), (3, 2), (4, 1), (3, 1)])
+    [(3, 7), (4, 1), (3, 1)]
+    """
+    return [(version, sum(num for _, num in part)) for version, part in groupby(runs, lambda run: run[0])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,14 +33,9 @@ class Writing(TurnSide):
             return self.write(request, self.decoding)
 
 
-class Turns:
-    def __init__(self, side):
-        self.write = side.write_turn
-
-
 def played(side, in_world=None, *, num=2):
     episodes = begin_all(in_world or world(), requests_of(SAMPLES, num=num), side.decoding)
-    play_apart(episodes, Turns(side), as_begun=lambda request, rollout: rollout)
+    play_apart(episodes, side.write_turn)
     return [episode.rollout() for episode in episodes]
 
 
@@ -95,7 +90,7 @@ def test_after_a_restart_episodes_go_on_from_their_last_turn():
     while any(episode.wants_turn for episode in episodes):
         num_attempts += 1
         try:
-            play_apart(episodes, Turns(side), as_begun=lambda request, rollout: rollout)
+            play_apart(episodes, side.write_turn)
         except ServerRestarted:
             assert num_attempts <= 3
     assert num_attempts == 4

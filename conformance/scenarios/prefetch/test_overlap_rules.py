@@ -37,19 +37,24 @@ def test_servers_named_under_rlhf_may_overlap():
     [
         (VINEPPO, "of the weights that wrote the response", (*VINEPPO, "~.overlap=off")),
         (("custom.trainer_variant=vineppo_mcts", *GRPO[1:]), "values", GRPO),
-        (
-            (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD),
-            "turns",
-            (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD, "~.overlap=off"),
-        ),
     ],
-    ids=["vineppo", "vineppo_mcts", "several-turns"],
+    ids=["vineppo", "vineppo_mcts"],
 )
 def test_what_is_not_learnt_from_the_response_alone_does_not_overlap(bad, why, good):
     problems = [each for each in problems_of(*bad) if each.code == "overlap-of-another-objective"]
     assert [each.key for each in problems] == [f"{LONG}.overlap"]
     assert why in problems[0].problem
     config_with(*good)
+
+
+@pytest.mark.scenario(clauses=["prefetch/a-sync-comes-in-the-midst-of-episodes#5"])
+@pytest.mark.parametrize("in_flight", ["keep", "restart"])
+def test_a_sync_meets_episodes_only_where_some_are_under_way(in_flight):
+    played, set_to = (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD), f"~.vllm.sync.in_flight={in_flight}"
+    assert config_with(*played, set_to).custom.extra.rollout_matching.vllm.sync.in_flight == in_flight
+    assert config_with(*played).custom.extra.rollout_matching.vllm.sync.in_flight == "wait"
+    for unused in ((*GRPO, set_to), (*played, set_to, "~.overlap=off")):
+        assert refusal_of(*unused) == ("in-flight-unused", f"{LONG}.vllm.sync.in_flight")
 
 
 @pytest.mark.scenario(clauses=["prefetch/grpo-requests-completions-a-window-ahead#5"])

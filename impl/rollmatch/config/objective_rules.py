@@ -252,6 +252,7 @@ ENVIRONMENT_RULES: tuple[Rule, ...] = (
 OVERLAP = f"{ROLLOUT_MATCHING}.overlap"
 STALENESS = f"{ROLLOUT_MATCHING}.max_staleness"
 PIECES = f"{ROLLOUT_MATCHING}.pieces_per_server"
+IN_FLIGHT = f"{ROLLOUT_MATCHING}.vllm.sync.in_flight"
 
 
 _SERVER_MODE = f"{ROLLOUT_MATCHING}.vllm.mode"
@@ -283,12 +284,24 @@ def _overlap_variant(config: RunConfig) -> Iterator[ConfigError]:
             "its values are sampled later, and must be of the weights that wrote the response",
             "Set it to off.",
         )
-    elif config.custom.extra.environment.is_set:
-        why, remedy = "later turns of an episode would be written by newer weights than its first", "Set it to off."
     else:
         return
     problem = f"is {overlap}, but custom.trainer_variant is {variant}: {why}"
     yield ConfigError(problem, code="overlap-of-another-objective", key=OVERLAP, remedy=remedy)
+
+
+def _in_flight(config: RunConfig) -> Iterator[ConfigError]:
+    rules = config.custom.extra.rollout_matching
+    if rules.vllm.sync.in_flight == "wait":
+        return
+    if not config.custom.extra.environment.is_set:
+        why, remedy = "there is no environment, whose episodes it is about", "Remove it, or name an environment."
+    elif rules.overlap == "off":
+        why, remedy = "overlap is off: no episode is under way when weights are sent", "Remove it, or set overlap."
+    else:
+        return
+    problem = f"is {rules.vllm.sync.in_flight}, but {why}"
+    yield ConfigError(problem, code="in-flight-unused", key=IN_FLIGHT, remedy=remedy)
 
 
 def _packed(config: RunConfig) -> Iterator[ConfigError]:
@@ -341,7 +354,8 @@ OVERLAP_RULES: tuple[Rule, ...] = (
         check=_servers,
     ),
     Rule(reads=(OVERLAP, PIECES), check=_pieces),
-    Rule(reads=(OVERLAP, VARIANT, "custom.extra.environment"), check=_overlap_variant),
+    Rule(reads=(OVERLAP, VARIANT), check=_overlap_variant),
+    Rule(reads=(OVERLAP, IN_FLIGHT, "custom.extra.environment"), check=_in_flight),
     Rule(reads=(OVERLAP, VARIANT, STALENESS, "training.packing"), check=_packed),
     Rule(reads=(OVERLAP, VARIANT, STALENESS, "training.packing", *_REUSE), check=_window),
     Rule(

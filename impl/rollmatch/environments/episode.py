@@ -19,7 +19,7 @@ from rollmatch.environments.limits import DEFAULTS, EnvironmentLimits, EpisodeFa
 from rollmatch.environments.trajectory import EpisodeRollout, State, Trajectory, Turn
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.records import Rollout, RolloutRequest, Sample, joined_runs
 
 Reply = Callable[[str, bool], tuple[int, ...]]
 """(observation, whether the turn before it ended with a stop token) -> ids that stand before the next turn."""
@@ -35,6 +35,8 @@ class EpisodeRules:
     max_turn_tokens: int
     max_response_tokens: int
     """Of all turns and observations."""
+    may_move: bool = False
+    """Whether a later turn may be written by newer weights than the turns before it."""
     limits: EnvironmentLimits = DEFAULTS
 
 
@@ -47,7 +49,9 @@ class Episode:
     prompt_token_ids: tuple[int, ...]
     """[P'] as sent."""
     policy_version: int | None = None
-    """Of all turns; None before the first one."""
+    """The oldest of all turns; None before the first one."""
+    policy_versions: list[tuple[int, int]] = field(default_factory=list)
+    """Runs of (version, number of tokens that it wrote), in order; observations are in none."""
     environment: Environment
     rules: EpisodeRules
     seed: int | str
@@ -106,7 +110,7 @@ class Episode:
         """
         if self.policy_version is None:
             self.policy_version, self.seen_prompt = rollout.policy_version, rollout.prompt_token_ids
-        if rollout.policy_version != self.policy_version:
+        if rollout.policy_version != self.policy_version and not self.rules.may_move:
             raise TargetError(
                 f"version {rollout.policy_version} wrote a turn where version {self.policy_version} had begun",
                 code="continuation-outdated",
@@ -148,6 +152,7 @@ class Episode:
             trajectory=trajectory,
             num_written=sum(turn.stop - turn.start - (ids[turn.stop - 1] in stop_ids) for turn in trajectory.turns),
             unparsable=self.unparsable,
+            version_runs=tuple(self.policy_versions),
         )
 
     def trajectory(self) -> Trajectory:
@@ -171,6 +176,7 @@ class Episode:
     def _write(self, rollout: Rollout) -> bool:
         """Append what was sampled; whether a stop token ended it."""
         self.token_ids += rollout.sampled_ids
+        self.policy_versions = joined_runs((*self.policy_versions, *rollout.policy_versions))
         given = rollout.response_logprobs
         if self.logprobs is not None:
             self.logprobs = None if given is None else self.logprobs + list(given)

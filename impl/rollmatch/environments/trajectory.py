@@ -101,6 +101,14 @@ class EpisodeRollout(Rollout):
     unparsable: str = ""
     """What was wrong with the last action, if it was none."""
 
+    version_runs: tuple[tuple[int, int], ...] = ()
+    """Runs of (version, number of tokens that it wrote), in order; observations are in none."""
+
+    @property
+    def policy_versions(self) -> tuple[tuple[int, int], ...]:
+        """As of the contract; an episode may have several."""
+        return self.version_runs
+
     @property
     def num_tokens(self) -> int:
         """Tokens that the policy wrote."""

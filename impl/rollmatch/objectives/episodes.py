@@ -30,6 +30,7 @@ def note_episodes(world: EpisodeRunner, rollouts: Sequence[Rollout], context: Ob
         unparsable=unparsable[:NUM_SHOWN],
         num_failed=len(failures),
         failures=failures[:NUM_SHOWN],
+        policy_versions=[one.policy_versions for one in episodes],
     )
     check_failed(world, made, context)
     return made

@@ -6,12 +6,12 @@ turn before any has the next one; environments of one wave work at the same time
 follow from the run's seed, the sample, the attempt and the number of the turn.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import Event
-from typing import Protocol
+from threading import Condition, Event
+from typing import Literal
 
 from rollmatch.environments.continuation import seed_from
 from rollmatch.environments.environment import Environment, FailedEnvironment, MakeEnvironment, begin, generator_of
@@ -21,6 +21,8 @@ from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.members import ServerLost
+from rollmatch.rollout.prefetch_rules import ServerBackend
 from rollmatch.rollout.retry import ServerRestarted
 
 MAX_EPISODES = 1024
@@ -30,13 +32,15 @@ Generate = Callable[[Sequence[RolloutRequest], Decoding], list[Rollout]]
 
 AsBegun = Callable[[RolloutRequest, Rollout], Rollout]
 """(request, its rollout) -> the rollout, by the version that the episode began with where the weights are the same."""
+WriteTurn = Callable[[int, RolloutRequest], Rollout]
+"""(place of the episode in its window, request) -> the turn; from any thread, several at a time."""
 
 
-class Turns(Protocol):
-    """Engines that write single turns, several at a time."""
+class Interrupted(Exception):
+    """A sync came between two turns of an episode, which is to be played again."""
 
-    def write(self, place: int, request: RolloutRequest) -> Rollout:
-        """The turn of the episode at this ``place`` of its window; from any thread."""
+
+ENDS_FOR_NOW = (ServerRestarted, ServerLost, Interrupted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +56,8 @@ class EpisodeRunner:
     limits: EnvironmentLimits = DEFAULTS
     failed_share: float = 0.0
     """Largest share of failed episodes of a window, and of the continuations of a wave."""
+    may_move: bool = False
+    """Whether a later turn may be written by newer weights than the turns before it."""
 
     def rules_of(self, decoding: Decoding) -> EpisodeRules:
         """Of episodes whose turns are decoded so."""
@@ -62,6 +68,7 @@ class EpisodeRunner:
             max_turn_tokens=decoding.max_new_tokens,
             max_response_tokens=self.max_response_tokens,
             limits=self.limits,
+            may_move=self.may_move,
         )
 
     def begin(self, request: RolloutRequest, decoding: Decoding) -> Episode:
@@ -101,10 +108,11 @@ def play_in_waves(episodes: Sequence[Episode], decoding: Decoding, *, generate: 
                 each.result()
 
 
-def play_apart(episodes: Sequence[Episode], turns: Turns, *, as_begun: AsBegun) -> None:
-    """Play each to its end at its own pace. Errors: those of the first episode that failed.
+def play_apart(episodes: Sequence[Episode], write: WriteTurn, *, as_begun: AsBegun | None = None) -> None:
+    """Play each to its end at its own pace. Errors: those of ``write`` and ``Episode.take``.
 
-    After ``ServerRestarted`` no turn is under way, and episodes may be played on from where they are.
+    After ``ServerRestarted``, ``ServerLost`` and ``Interrupted`` nothing is under way, and episodes may be played on
+    from where they are.
     """
     ends = Event()
 
@@ -112,26 +120,26 @@ def play_apart(episodes: Sequence[Episode], turns: Turns, *, as_begun: AsBegun) 
         while episode.wants_turn and not ends.is_set():
             request = episode.request()
             try:
-                rollout = turns.write(place, request)
-            except ServerRestarted:
+                rollout = write(place, request)
+            except ENDS_FOR_NOW:
                 ends.set()  # a sync comes next, which no call may be under way in
                 raise
-            episode.take(as_begun(request, rollout))
+            episode.take(rollout if as_begun is None else as_begun(request, rollout))
 
+    lost: list[BaseException] = []
     with _pool(len(episodes)) as pool:
         left = {pool.submit(play, *pair) for pair in enumerate(episodes)}
-        restarts: list[ServerRestarted] = []
         try:
             while left:
                 ended, left = wait(left, return_when=FIRST_EXCEPTION)
-                restarts += [error for error in map(_failure, ended) if isinstance(error, ServerRestarted)]
-                for one in ended:
-                    if not isinstance(one.exception(), ServerRestarted):
-                        one.result()
+                for error in filter(None, map(_failure, ended)):
+                    if not isinstance(error, ENDS_FOR_NOW):
+                        raise error
+                    lost.append(error)
         finally:
             ends.set()
-    if restarts:
-        raise restarts[0]
+    if lost:
+        raise lost[0]
 
 
 def _failure(one: Future[None]) -> BaseException | None:
@@ -148,3 +156,82 @@ def _pool(num: int) -> Iterator[ThreadPoolExecutor]:
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
+
+
+InFlight = Literal["wait", "keep", "restart"]
+
+
+class EpisodeServers:
+    """Servers that return whole episodes; satisfies ``ServerBackend``.
+
+    ``in_flight`` says what a sync does with episodes under way: it waits for them, it comes between two of their turns,
+    or they are played again with the new weights.
+    """
+
+    def __init__(self, servers: ServerBackend, world: EpisodeRunner, *, in_flight: InFlight = "wait") -> None:
+        self.servers, self.world, self.in_flight = servers, world, in_flight
+        self._gate = Condition()
+        self._is_closed, self._num_turns, self._num_syncs = False, 0, 0
+
+    @property
+    def num_servers(self) -> int:
+        """At least 1."""
+        return self.servers.num_servers
+
+    @property
+    def lost(self) -> Collection[int]:
+        """Servers that take no calls."""
+        return self.servers.lost
+
+    def generate_on(
+        self, server_index: int, requests: Sequence[RolloutRequest], decoding: Decoding, *, start: int
+    ) -> list[Rollout]:
+        """The episodes that begin with these requests, in order. Errors: those of ``play_apart``."""
+
+        played: dict[int, Rollout] = {}
+        while left := [place for place in range(len(requests)) if place not in played]:
+            num_syncs = self._num_syncs
+
+            def write(
+                index: int, request: RolloutRequest, left: Sequence[int] = left, num_syncs: int = num_syncs
+            ) -> Rollout:
+                with self._turn(num_syncs):
+                    place = start + left[index]
+                    return self.servers.generate_on(server_index, [request], decoding, start=place)[0]
+
+            episodes = begin_all(self.world, [requests[place] for place in left], decoding)
+            with suppress(Interrupted):
+                play_apart(episodes, write)
+            pairs = zip(left, episodes, strict=True)
+            played |= {place: episode.rollout() for place, episode in pairs if not episode.wants_turn}
+        return [played[place] for place in range(len(requests))]
+
+    @contextmanager
+    def between_turns(self) -> Iterator[None]:
+        """No turn is under way inside, and none begins."""
+        with self._gate:
+            self._is_closed, self._num_syncs = True, self._num_syncs + 1
+            self._gate.notify_all()
+            self._gate.wait_for(lambda: not self._num_turns)
+        yield
+        with self._gate:
+            self._is_closed = False
+            self._gate.notify_all()
+
+    @contextmanager
+    def _turn(self, num_syncs: int) -> Iterator[None]:
+        """``num_syncs``: when the episode began."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._is_closed or self._interrupts(num_syncs))
+            if self._interrupts(num_syncs):
+                raise Interrupted
+            self._num_turns += 1
+        try:
+            yield
+        finally:
+            with self._gate:
+                self._num_turns -= 1
+                self._gate.notify_all()
+
+    def _interrupts(self, num_syncs: int) -> bool:
+        return self.in_flight == "restart" and num_syncs != self._num_syncs

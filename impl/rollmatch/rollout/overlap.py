@@ -9,16 +9,18 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
 from rollmatch.model.images import ImageFeatures
 from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.rollout.episodes import EpisodeServers, InFlight
 from rollmatch.rollout.prefetch import Prefetch
+from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.rollout.source import RolloutSource
 
@@ -117,8 +119,11 @@ class Ahead:
 
     needs_weights = True
 
-    def __init__(self, source: RolloutSource, prefetch: Prefetch, *, max_staleness: int, lead: int) -> None:
-        self.source, self.prefetch = source, prefetch
+    def __init__(
+        self, source: RolloutSource, prefetch: Prefetch, *, max_staleness: int, lead: int, waits: bool = True
+    ) -> None:
+        """``waits``: whether a sync waits for what is under way."""
+        self.source, self.prefetch, self.waits = source, prefetch, waits
         self.max_staleness = max_staleness
         self.lead = lead
 
@@ -152,7 +157,7 @@ class Ahead:
 
         Where a server was restarted, the window's rest is generated after the sync, by newer weights.
         """
-        if self.prefetch.windows:
+        if self.waits and self.prefetch.windows:
             with suppress(ServerRestarted):
                 self.prefetch.wait_for(min(self.prefetch.windows))
 
@@ -209,3 +214,26 @@ def given_rollouts(
         )
         for index, sample in enumerate(window.samples)
     ]
+
+
+def run_ahead(
+    source: RolloutSource, bounds: PrefetchRules, *, max_staleness: int, lead: int, in_flight: InFlight = "wait"
+) -> Ahead:
+    """Calls beside learning, which every later sync respects; ``in_flight`` is for episodes of an environment."""
+    servers = cast(ServerBackend, source.fence.backend)
+    if source.world is None:
+        prefetch = Prefetch(servers, source.decoding, bounds)
+    else:
+        world = replace(source.world, may_move=in_flight == "keep")
+        episodes = EpisodeServers(servers, world, in_flight=in_flight)
+        prefetch = Prefetch(episodes, source.decoding, bounds)
+    source.fence.quiet = prefetch.quiet
+    if in_flight != "wait":
+
+        @contextmanager
+        def between_turns() -> Iterator[None]:
+            with prefetch.held(), episodes.between_turns():
+                yield
+
+        source.fence.quiet = between_turns
+    return Ahead(source, prefetch, max_staleness=max_staleness, lead=lead, waits=in_flight == "wait")

@@ -113,6 +113,17 @@ class Prefetch:
             self._raise_failure()
 
     @contextmanager
+    def held(self) -> Iterator[None]:
+        """No call begins inside, but those under way go on."""
+        with self.monitor:
+            self._raise_failure()
+            self._held = True
+        yield
+        with self.monitor:
+            self._held, self._restarted = False, None
+            self.monitor.notify()
+
+    @contextmanager
     def quiet(self) -> Iterator[None]:
         """No call is under way inside, and none begins; callers stay held if the inside fails. Errors: ``collect``."""
         with self.monitor:

@@ -176,9 +176,9 @@ class VllmServerBackend(RolloutBackend):
         self._write_down([chunk], [log], decoding)
         return self._make_rollouts(requests, replies, decoding)
 
-    def open_turns(self, num_episodes: int, decoding: Decoding) -> "ServerTurns":
+    def open_turns(self, num_episodes: int, decoding: Decoding) -> Callable[[int, RolloutRequest], Rollout]:
         """As the contract: each turn is a call of its own, so that a server's batch stays full."""
-        return ServerTurns(self, num_episodes, decoding)
+        return ServerTurns(self, num_episodes, decoding).write
 
     def close(self) -> None:
         """Leave the group; the servers stay."""
@@ -256,7 +256,7 @@ class VllmServerBackend(RolloutBackend):
 
 
 class ServerTurns:
-    """Turns of episodes by servers; satisfies ``Turns``. An episode stays on its server while this takes part."""
+    """Turns of episodes by servers. An episode stays on its server while this takes part."""
 
     def __init__(self, backend: VllmServerBackend, num_episodes: int, decoding: Decoding) -> None:
         self._backend, self._decoding = backend, decoding
@@ -264,7 +264,7 @@ class ServerTurns:
         self._servers = [chunk.server_index for chunk in chunks for _ in range(chunk.num_requests)]
 
     def write(self, place: int, request: RolloutRequest) -> Rollout:
-        """As the protocol. Errors: those of ``generate_on``, but for ``ServerLost``."""
+        """As ``WriteTurn``. Errors: those of ``generate_on``, but for ``ServerLost``."""
         while True:
             try:
                 return self._backend.generate_on(self._servers[place], [request], self._decoding, start=place)[0]

@@ -30,13 +30,12 @@ from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.overlap import Ahead, Lockstep, Mixed, Overlap, WithoutRollouts
-from rollmatch.rollout.prefetch import Prefetch
+from rollmatch.rollout.overlap import Lockstep, Mixed, Overlap, WithoutRollouts, run_ahead
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.source import RolloutSource
 from rollmatch.rollout.work_items import first_server
 from rollmatch.run.computing import is_padding_free, recomputes, shares_prompts
-from rollmatch.run.connect import connect_servers, try_out, try_out_adapters
+from rollmatch.run.connect import check_versions_known, connect_servers, try_out, try_out_adapters
 from rollmatch.run.objectives import make_objective
 from rollmatch.run.plugins import needs_coord_tokens
 from rollmatch.run.preflight import check_training_arguments
@@ -224,10 +223,13 @@ def make_overlap(config: RunConfig, source: RolloutSource) -> Overlap:
         pieces_per_server=rules.pieces_per_server,
         first_server=first_server(ranks.rank, ranks.learner_world_size, num_servers),
     )
-    prefetch = Prefetch(servers, source.decoding, bounds)
-    source.fence.quiet = prefetch.quiet
     oldest = effective.staleness_when_learning_begins(config)
-    return Ahead(source, prefetch, max_staleness=oldest, lead=lead)
+    if source.world is None:
+        return run_ahead(source, bounds, max_staleness=oldest, lead=lead)
+    in_flight = rules.vllm.sync.in_flight
+    if in_flight != "wait":
+        check_versions_known(source.fence.backend.members, in_flight)
+    return run_ahead(source, bounds, max_staleness=oldest, lead=lead, in_flight=in_flight)
 
 
 def make_backend(

@@ -25,6 +25,7 @@ from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.adapter_proof import check_parts, prove_adapters
 from rollmatch.rollout.backend import Decoding, RolloutBackend
+from rollmatch.rollout.members import ServerMembers
 from rollmatch.rollout.retry import CallRules
 from rollmatch.rollout.server_calls import CHAT_DIALECTS
 from rollmatch.rollout.servers import VllmServerBackend
@@ -156,3 +157,16 @@ def try_out(backend: RolloutBackend, decoding: Decoding) -> None:
     if backend.ranks.is_primary:
         for server in backend.servers:
             check_logprobs(server, prompt_token_ids=backend.template.vocabulary.encode(QUESTION))
+
+
+def check_versions_known(members: ServerMembers | None, in_flight: str) -> None:
+    """What a sync may do with episodes under way. Errors: ``in-flight-without-versions``."""
+    for server in () if members is None else members.servers:
+        if server.dialect.name != "native":
+            problem = f"is {in_flight}, but {server.base_url} speaks {server.dialect.name} and names no policy version"
+            raise ConfigError(
+                problem,
+                code="in-flight-without-versions",
+                key="custom.extra.rollout_matching.vllm.sync.in_flight",
+                remedy="Serve with rollmatch serve, or set it to wait.",
+            )
