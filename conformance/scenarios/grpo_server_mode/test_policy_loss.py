@@ -54,6 +54,33 @@ def test_on_policy_the_gradient_is_the_advantage_over_the_number_of_tokens():
     assert figures["entropy"] == pytest.approx(0.75)
 
 
+@given(
+    written=st.lists(st.lists(st.booleans(), min_size=1, max_size=5).filter(any), min_size=1, max_size=3),
+    normalize=st.sampled_from(["token", "sequence", "constant"]),
+    importance=st.sampled_from(["token", "sequence"]),
+    level=st.sampled_from(["token", "sequence", "geometric"]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_tokens_of_an_environment_count_nowhere(written, normalize, importance, level, seed):
+    """The loss is that of segments without them, whatever is averaged or summed over a segment."""
+    chance = torch.Generator().manual_seed(seed)
+    now, masked, cut = [], [], []
+    for mask in written:
+        columns = {name: (-torch.rand(len(mask), generator=chance)).tolist() for name in ("old", "sampler", "now")}
+        kept = {name: [v for v, is_own in zip(values, mask, strict=True) if is_own] for name, values in columns.items()}
+        now += kept["now"]
+        masked.append(_off_policy(columns, is_written=mask))
+        cut.append(_off_policy(kept))
+    rules = {"normalize": normalize, "importance": importance, "correction": Correction(level=level, high=1.1)}
+    assert score(now, *masked, **rules)[:2] == score(now, *cut, **rules)[:2]
+
+
+def _off_policy(columns, **fields):
+    named = {"old_logprobs": columns["old"], "sampler_logprobs": columns["sampler"]}
+    return segment(len(columns["old"]), advantages=[0.5] * len(columns["old"]), **named, **fields)
+
+
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#10"])
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "moves"),

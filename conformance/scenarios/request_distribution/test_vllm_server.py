@@ -125,6 +125,15 @@ def test_the_same_list_twice_goes_the_same_ways_and_no_requests_nowhere(make_bac
     assert all(first == second for first, second in map(asked, doubles))
 
 
+def test_a_server_that_has_left_is_not_lost_on_the_word_of_a_rank_that_has_not_heard(make_backend):
+    """It would be readmitted as soon as it is well."""
+    members = make_backend().members
+    members.min_servers = 1
+    members.remove(0)
+    members.agree_on({0, 2})
+    assert (members.lost, members.present, members.find_returned()) == ({2}, (1,), {2})
+
+
 def test_ranks_go_on_beginning_at_other_servers_when_one_is_lost(make_backend, doubles):
     """3 servers, the first one lost: rank 0 begins with server 1 and rank 1, half of two further on, with server 2."""
     for rank, order in enumerate([(1, 2), (2, 1)]):
