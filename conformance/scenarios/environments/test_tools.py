@@ -58,11 +58,12 @@ def test_calls_of_a_turn_are_executed_in_order(server):
     made = begun(f"{FUNCTIONS}:multiply", server)
     before = made.clone(generator_of(1))
     turn = f"I compute. {call('multiply', a=6, b=7)} and {call('add', a=1, b=2)}"
-    observation, *ends = take_step(made, turn, key="x:1")
+    observation, *ends, seconds = take_step(made, turn, key="x:1")
     assert observation == "<tool_response>\n42\n</tool_response>\n<tool_response>\n3\n</tool_response>"
     assert ends == [0.0, False, False]
+    assert [name for name, _ in seconds] == ["multiply", "add"]
     assert made.fingerprint() != before.fingerprint()
-    assert take_step(made, "It is 45.", key="x:1") == ("", 0.0, True, False)
+    assert take_step(made, "It is 45.", key="x:1")[:4] == ("", 0.0, True, False)
     assert load_tools((server,))["add"].schema["function"]["parameters"]["required"] == ["a", "b"]
 
 

@@ -50,10 +50,10 @@ def begun(**options):
     return begin(load_environment("game:load_environment", options, key="name"), sample, run_seed=1)
 
 first, shown = begun()
-seen = {"shown": shown, "wrong": take_step(first, "1", key="x:1")}
+seen = {"shown": shown, "wrong": take_step(first, "1", key="x:1")[:4]}
 twin = pickle.loads(pickle.dumps(first.clone(generator_of(1))))
-seen |= {"alike": twin.fingerprint() == first.fingerprint(), "right": take_step(twin, "4", key="x:1")}
-seen |= {"again": take_step(first, "2", key="x:1"), "last": take_step(first, "3", key="x:1")}
+seen |= {"alike": twin.fingerprint() == first.fingerprint(), "right": take_step(twin, "4", key="x:1")[:4]}
+seen |= {"again": take_step(first, "2", key="x:1")[:4], "last": take_step(first, "3", key="x:1")[:4]}
 broken, _ = begun(function="fails")
 try:
     take_step(broken, "4", key="x:1")
@@ -114,7 +114,7 @@ sample = Sample(sample_id=3, origin="x:1", images=(), messages=(("user", "?"),),
 played, shown = begin(load_environment("game:load_environment", {}, key="name"), sample, run_seed=1)
 turns = ['I add. <tool_call>\\n{"name": "add", "arguments": {"a": 1, "b": 3}}\\n</tool_call>',
          '<tool_call>{"name": "subtract", "arguments": {}}</tool_call><tool_call>no json</tool_call>', "4"]
-print(json.dumps([shown, *(take_step(played, turn, key="x:1") for turn in turns)]))
+print(json.dumps([shown, *(take_step(played, turn, key="x:1")[:4] for turn in turns)]))
 """
 
 

@@ -20,9 +20,9 @@ class CoroutineEnvironment:
         observation: str = run_limited(self._inner.reset(sample, rng), self._limits)
         return observation
 
-    def step(self, action: str) -> tuple[str, float, bool, bool]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, *tuple[Any, ...]]:
         """As the protocol. Errors: ``EpisodeFailed``."""
-        answer: tuple[str, float, bool, bool] = run_limited(self._inner.step(action), self._limits)
+        answer: tuple[str, float, bool, bool, *tuple[Any, ...]] = run_limited(self._inner.step(action), self._limits)
         return answer
 
     def clone(self, rng: np.random.Generator) -> "CoroutineEnvironment":

@@ -30,11 +30,11 @@ Those of verifiers are played as they are: see ``verifiers_like``.
 
 import hashlib
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from reprlib import Repr
 from textwrap import shorten
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class Environment(Protocol):
     def clone(self, rng: np.random.Generator) -> "Environment":
         """Return an independent copy that samples from ``rng``."""
 
-    def step(self, action: str) -> tuple[str, float, bool, bool]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, *tuple[Any, ...]]:
         """Apply a turn's text; return observation, reward, terminated, truncated. Errors: ``ActionUnparsable``."""
 
     def fingerprint(self) -> Hashable:
@@ -75,6 +75,8 @@ class StepResult(NamedTuple):
     reward: float
     terminated: bool
     truncated: bool
+    tool_seconds: tuple[tuple[str, float], ...] = ()
+    """(name, seconds) of each tool that was called, in order."""
 
 
 def generator_of(*values: object) -> np.random.Generator:
@@ -142,13 +144,17 @@ def take_step(environment: Environment, action: str, *, key: str, limits: Enviro
     call = f"step({_shown(action)})"
     with _Telling(key, call):
         outcome = environment.step(action)
+    if isinstance(outcome, StepResult):  # of a worker process, which has checked it
+        return outcome
     parts = outcome if isinstance(outcome, tuple | list) and len(outcome) >= 4 else (None,) * 4
     observation, reward, *ends = parts[:4]
+    info = parts[4] if len(parts) > 4 and isinstance(parts[4], Mapping) else {}
     is_number = isinstance(reward, int | float | np.number) and math.isfinite(float(reward))
     if not isinstance(observation, str) or not is_number or not all(isinstance(end, bool | np.bool_) for end in ends):
         remedy = "Return (observation, reward, terminated, truncated): a text, a finite number, two truth values."
         raise TargetError(f"{call} returned {_shown(outcome)}", code="step-malformed", key=key, remedy=remedy)
-    return StepResult(check_observation(observation, limits, key=key), float(reward), bool(ends[0]), bool(ends[1]))
+    shown = check_observation(observation, limits, key=key)
+    return StepResult(shown, float(reward), bool(ends[0]), bool(ends[1]), tuple(info.get("tool_seconds", ())))
 
 
 def take_snapshot(environment: Environment, *, key: str) -> Environment:

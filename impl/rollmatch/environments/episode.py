@@ -4,6 +4,7 @@ Ids are as sampled: a turn's text is read from them, never tokenised again. A tu
 limit; the ids of the observation follow it, and belong to no turn.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from rollmatch.environments.environment import (
     take_step,
 )
 from rollmatch.environments.limits import DEFAULTS, EnvironmentLimits, EpisodeFailed
-from rollmatch.environments.trajectory import EpisodeRollout, State, Trajectory, Turn
+from rollmatch.environments.trajectory import EpisodeRollout, State, Trajectory, Turn, TurnTimes
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, RolloutRequest, Sample, joined_runs
@@ -74,6 +75,9 @@ class Episode:
     """What was wrong with the last action, if it was none."""
     failure: str = ""
     """What the environment failed with; the episode teaches nothing."""
+    requested: float = 0.0
+    """When the turn under way was; as ``TurnTimes``."""
+    times: list[TurnTimes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._begin_turn(0)
@@ -91,7 +95,7 @@ class Episode:
 
     def request(self) -> RolloutRequest:
         """For the rest of the turn under way."""
-        number = self.turn.number
+        number, self.requested = self.turn.number, time.monotonic()
         first_seed = self.first_seed if number == 0 else None
         return RolloutRequest(
             request_id=self.request_id if number == 0 else f"{self.request_id}.{number}",
@@ -108,6 +112,12 @@ class Episode:
 
         Errors: ``continuation-outdated``, and those of ``take_step``.
         """
+        written = time.monotonic()
+        tools = self._take(rollout)
+        self.times.append(TurnTimes(requested=self.requested, written=written, replied=time.monotonic(), tools=tools))
+
+    def _take(self, rollout: Rollout) -> tuple[tuple[str, float], ...]:
+        """The tools that the turn called."""
         if self.policy_version is None:
             self.policy_version, self.seen_prompt = rollout.policy_version, rollout.prompt_token_ids
         if rollout.policy_version != self.policy_version and not self.rules.may_move:
@@ -121,21 +131,22 @@ class Episode:
         start, stop = self.turn.start, len(self.token_ids)
         self.turns.append(Turn(start=start, stop=stop, snapshot=self.turn.snapshot, number=self.turn.number))
         if self.failure:  # in its beginning
-            return
+            return ()
         action = self.rules.vocabulary.text(self.token_ids[start : stop - is_stopped])
         try:
             answer = take_step(self.environment, action, key=self.sample.origin, limits=self.rules.limits)
         except ActionUnparsable as error:
             self.is_over, self.is_finished, self.unparsable = True, True, error.problem
-            return
+            return ()
         except EpisodeFailed as error:
             self._fail(error)
-            return
+            return ()
         self.rewards.append((stop, answer.reward))
         self.is_finished = answer.terminated
         self.is_over = answer.terminated or answer.truncated or self.turn.number + 1 >= self.rules.max_turns
         if not self.is_over:
             self._hear(self.rules.reply(answer.observation, is_stopped))
+        return answer.tool_seconds
 
     def rollout(self) -> EpisodeRollout:
         """The whole episode, once it is over."""
@@ -153,6 +164,7 @@ class Episode:
             num_written=sum(turn.stop - turn.start - (ids[turn.stop - 1] in stop_ids) for turn in trajectory.turns),
             unparsable=self.unparsable,
             version_runs=tuple(self.policy_versions),
+            times=tuple(self.times),
         )
 
     def trajectory(self) -> Trajectory:

@@ -25,6 +25,17 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnTimes:
+    """When a turn was requested, written and replied to. Unit: seconds of this machine's monotonic clock."""
+
+    requested: float
+    written: float
+    replied: float
+    tools: tuple[tuple[str, float], ...] = ()
+    """(name, seconds) of the tools that it called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
     """One response from its first token to its end. Made by ``continuation``, used by splitters, values, segments."""
 
@@ -100,6 +111,8 @@ class EpisodeRollout(Rollout):
     """Tokens of all turns, without stop tokens."""
     unparsable: str = ""
     """What was wrong with the last action, if it was none."""
+    times: tuple[TurnTimes, ...] = field(default=(), compare=False)
+    """Of each turn."""
 
     version_runs: tuple[tuple[int, int], ...] = ()
     """Runs of (version, number of tokens that it wrote), in order; observations are in none."""

@@ -180,6 +180,7 @@ def _rewards(event: Mapping[str, object]) -> Text:
         (f"{plain(event.get('reward')):>6}", "bold"),
         *_share("flat", event.get("flat_group_rate")),
         *_share("cut", event.get("truncated_rate")),
+        *(_share("failed", failed) if (failed := finite(event.get("reward_failed_rate"))) else ()),
         ("  kl ", "dim"),
         f"{plain(event.get('kl'), digits=4):>6}",
         ("  clip ", "dim"),

@@ -82,12 +82,12 @@ def _lanes(events: Sequence[Event], x: Axis, *, begin: float) -> tuple[Lane, ...
         for server, start, end, step, *_ in event.get("calls", ()):
             text = f"rollouts of step {int(step) + 1}, {plain(end - start, digits=2)} s"
             kind = f"call-{int(step) % 2}"
-            calls.setdefault(int(server), []).append(_bar(x, start - begin, end - begin, kind=kind, text=text))
+            calls.setdefault(int(server), []).append(place_bar(x, start - begin, end - begin, kind=kind, text=text))
         for phase, start, end in event.get("learner", ()):
             name = "waits" if phase == "rollout" else str(phase)
             text = f"step {event['step'] + 1}: {name}, {plain(end - start, digits=2)} s"
             bars = learners.setdefault(int(event.get("rank", 0)), [])
-            bars.append(_bar(x, start - begin, end - begin, kind=name, text=text))
+            bars.append(place_bar(x, start - begin, end - begin, kind=name, text=text))
     named = [("rollouts" if len(calls) == 1 else f"server {server}", calls[server]) for server in sorted(calls)]
     named += [("learner" if len(learners) == 1 else f"learner {rank}", learners[rank]) for rank in sorted(learners)]
     return tuple(
@@ -96,7 +96,8 @@ def _lanes(events: Sequence[Event], x: Axis, *, begin: float) -> tuple[Lane, ...
     )
 
 
-def _bar(x: Axis, start: float, end: float, *, kind: str, text: str) -> Bar:
+def place_bar(x: Axis, start: float, end: float, *, kind: str, text: str) -> Bar:
+    """A bar from ``start`` to ``end`` seconds; without width where it ends before the axis begins."""
     left, right = x.place(start), x.place(end)
     return Bar(
         x=left, width=max(NARROWEST, round(right - left, 2)) if end > max(0.0, start) else 0.0, kind=kind, text=text

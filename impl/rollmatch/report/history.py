@@ -14,9 +14,20 @@ Event = Mapping[str, Any]
 
 JOURNAL_NAME = "journal.jsonl"
 WITH_STEP = frozenset(
-    {"requested", "generated", "synced", "packed", "step", "evaluated", "saved", "timeline", "completions"}
+    {
+        "requested",
+        "generated",
+        "synced",
+        "packed",
+        "step",
+        "evaluated",
+        "saved",
+        "timeline",
+        "completions",
+        "episodes",
+    }
 )
-SHARED = frozenset({"requested", "generated", "packed", "timeline"})
+SHARED = frozenset({"requested", "generated", "packed", "timeline", "episodes"})
 """Kinds that every rank has of its own; the others are rank 0's word for the whole run."""
 ROSTER = {"server_joined": "joined", "server_left": "left"}
 """Events of servers that come and go while a run is under way."""

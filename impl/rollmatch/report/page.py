@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rollmatch.errors import LaunchError
 from rollmatch.report.answers import make_answer_rows
 from rollmatch.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, make_charts
+from rollmatch.report.episodes import make_episode_sheet
 from rollmatch.report.evaluations import Evaluation, load_evaluation
 from rollmatch.report.facts import make_completion_groups, make_drop_rows, make_facts
 from rollmatch.report.gantt import make_gantt
@@ -67,6 +68,7 @@ def _content(run_dir: Path) -> dict[str, object]:
         "charts": make_charts(history),
         "phases": make_phase_chart(history),
         "gantt": make_gantt(history),
+        "episodes": make_episode_sheet(history),
         "drops": make_drop_rows(history),
         "completions": make_completion_groups(history),
         "cards": cards,

@@ -8,7 +8,7 @@ from rollmatch.data import Reuse
 from rollmatch.environments.trajectory import Trajectory
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.answers import NUM_SHOWN, describe_answers
-from rollmatch.objectives.episodes import note_episodes, note_part
+from rollmatch.objectives.episodes import note_episodes, note_pace, note_part
 from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages, is_flat
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.reward import Judgement, Reward, Timing, judge_all
@@ -79,6 +79,7 @@ class GrpoObjective(PolicyGradient):
         else:
             made = self._judge(repeated, note_episodes(self.world, rollouts, context), rollouts, timing)
             num_tokens = sum(rollout.num_tokens for rollout in rollouts)
+            note_pace(rollouts, [one.judgement.total for one in made], self.vocabulary, context)
         if self.group_rules.max_rounds:
             made, num_further = self._with_spread(made, timing, context)
             num_tokens = num_further + sum(len(rollout.response_token_ids) for rollout in rollouts)

@@ -5,7 +5,7 @@ Continuations estimate values; they are never learnt from.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rollmatch.data import Reuse
@@ -13,7 +13,7 @@ from rollmatch.environments.continuation import ContinuationRequest, Continuer, 
 from rollmatch.environments.trajectory import Cuts, Trajectory
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.answers import describe_answers
-from rollmatch.objectives.episodes import note_episodes, note_part
+from rollmatch.objectives.episodes import note_episodes, note_pace, note_part
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.segments import policy_segment
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
@@ -51,6 +51,8 @@ class WindowReport:
     num_states: int
     num_continuations: int
     continuation_tokens: int
+    num_failed: int = 0
+    """Episodes whose environment failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,8 @@ class VinePpoObjective(PolicyGradient):
             made = self._paid(repeated, rollouts)
         else:
             made = self.rewards.paid(note_episodes(self.world, rollouts, context))
+            returns = [None if one.failure else one.total_return for one in made]
+            note_pace(rollouts, returns, self.vocabulary, context)
         trajectories = [one for one in made if not one.failure]
         cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
         counted = CostedValues(self._continuer(context))
@@ -99,6 +103,7 @@ class VinePpoObjective(PolicyGradient):
         ]
         segments = self.with_logprobs(segments, rollouts, context)
         cost = counted.report(num_states=sum(len(one.values) for one in valued))
+        cost = replace(cost, num_failed=len(made) - len(trajectories))
         self._note(context, trajectories, reports, cost)
         return TrainingTargets(
             segments=self.reuse.group(segments),
@@ -112,6 +117,7 @@ class VinePpoObjective(PolicyGradient):
         costs = [report for report in reports if isinstance(report, WindowReport)]
         if not mine:
             return {}
+        num_failed = sum(cost.num_failed for cost in costs)
         return {
             "reward": fmean(report.total_return for report in mine),
             "truncated_rate": fmean(report.is_truncated for report in mine),
@@ -119,6 +125,7 @@ class VinePpoObjective(PolicyGradient):
             "steps": fmean(len(report.values) for report in mine),
             "prompt_value": fmean(report.values[0] for report in mine),
             "advantage_size": fmean(abs(a) for report in mine for a in report.step_advantages),
+            **({"reward_failed_rate": num_failed / (num_failed + len(mine))} if self.world else {}),
             **({"turns": fmean(report.num_turns for report in mine)} if self.world else {}),
             "continuations": float(sum(cost.num_continuations for cost in costs)),
             "continuation_tokens": float(sum(cost.continuation_tokens for cost in costs)),
