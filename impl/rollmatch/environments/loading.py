@@ -78,7 +78,8 @@ def load_tool_environment(names: Sequence[str], *, limits: EnvironmentLimits) ->
     """What makes a ``ToolEnvironment``. Errors: those of ``load_tools``."""
     load_tools(tuple(names))
     make = partial(CoroutineEnvironment, partial(ToolEnvironment, tuple(names)), limits)
-    modules = tuple(name.partition(":")[0] for name in names if "://" not in name)
+    own = (name.partition(":")[0] for name in names if "://" not in name)
+    modules = ("transformers.utils.chat_template_utils", *own)  # what makes the schemas takes a second to import
     return partial(WorkerEnvironment, make, limits, modules) if limits.processes else make
 
 
