@@ -18,6 +18,7 @@ from rollmatch.rollout.episodes import EpisodeServers, begin_all, play_apart
 from rollmatch.rollout.members import ServerMembers
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules
+from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.run.connect import check_versions_known
 
 SAMPLES = [sample_of(number) for number in range(6)]
@@ -103,6 +104,30 @@ def test_what_has_ended_is_not_played_again():
     again = [request_id for version, request_id in side.asked if version == 4]
     assert [one.split(".")[0] for one in again] == ["5"] * 3
     assert len(side.asked) == 5 * 3 + 1 + 3
+
+
+@pytest.mark.scenario(clauses=["prefetch/a-sync-comes-in-the-midst-of-episodes#7"])
+@pytest.mark.parametrize("in_flight", ["wait", "keep", "restart"])
+def test_after_a_restart_no_turn_begins_before_a_sync(in_flight):
+    """Two calls with three episodes each; the server is restarted in the first call's fourth turn."""
+
+    class Restarted(OneServer):
+        def generate_on(self, server_index, requests, decoding, *, start):
+            super().generate_on(server_index, requests, decoding, start=start)
+            if len(self.asked) == 4:
+                raise ServerRestarted("was restarted")
+            return [self.write(request, decoding) for request in requests]
+
+    side = Restarted(letters=(A,))
+    servers = EpisodeServers(side, world(lambda: Ladder(slip=0.0)), in_flight=in_flight)
+    for place in (0, 3, 0):
+        with pytest.raises(ServerRestarted):
+            servers.generate_on(0, requests_of(SAMPLES[place : place + 3], num=1), side.decoding, start=place)
+    assert len(side.asked) < 4 + 3, "only turns that were under way already"
+    with servers.between_turns():
+        side.version += 1
+    made = servers.generate_on(0, requests_of(SAMPLES[:3], num=1), side.decoding, start=0)
+    assert [one.policy_versions for one in made] == [((4, 3),)] * 3
 
 
 class Jittery(Ladder):

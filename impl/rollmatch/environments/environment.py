@@ -25,7 +25,8 @@ An environment takes no arguments but its options, keeps nothing outside itself,
 after the fourth part of a step's answer (gymnasium's ``info``) is ignored. ``reset`` is given the same generator for
 every attempt at a sample, so that all of them have one prompt; after it each attempt continues with a clone of its own.
 Classes with gymnasium's own ``reset(seed=, options=)`` need no ``clone`` and ``fingerprint``: see ``gymnasium_like``.
-Those of verifiers are played as they are: see ``verifiers_like``.
+Those of verifiers are played as they are: see ``verifiers_like``. Several environments are called at the same time,
+each from one thread at a time.
 """
 
 import hashlib

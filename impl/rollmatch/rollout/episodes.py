@@ -165,12 +165,13 @@ class EpisodeServers:
     """Servers that return whole episodes; satisfies ``ServerBackend``.
 
     ``in_flight`` says what a sync does with episodes under way: it waits for them, it comes between two of their turns,
-    or they are played again with the new weights.
+    or they are played again with the new weights. After the restart of a server no turn begins until a sync has ended.
     """
 
     def __init__(self, servers: ServerBackend, world: EpisodeRunner, *, in_flight: InFlight = "wait") -> None:
         self.servers, self.world, self.in_flight = servers, world, in_flight
         self._gate = Condition()
+        self._restarted: ServerRestarted | None = None
         self._is_closed, self._num_turns, self._num_syncs = False, 0, 0
 
     @property
@@ -215,7 +216,7 @@ class EpisodeServers:
             self._gate.wait_for(lambda: not self._num_turns)
         yield
         with self._gate:
-            self._is_closed = False
+            self._is_closed, self._restarted = False, None
             self._gate.notify_all()
 
     @contextmanager
@@ -225,9 +226,14 @@ class EpisodeServers:
             self._gate.wait_for(lambda: not self._is_closed or self._interrupts(num_syncs))
             if self._interrupts(num_syncs):
                 raise Interrupted
+            if self._restarted is not None:
+                raise self._restarted
             self._num_turns += 1
         try:
             yield
+        except ServerRestarted as error:
+            self._restarted = error
+            raise
         finally:
             with self._gate:
                 self._num_turns -= 1

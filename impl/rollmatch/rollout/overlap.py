@@ -223,17 +223,16 @@ def run_ahead(
     servers = cast(ServerBackend, source.fence.backend)
     if source.world is None:
         prefetch = Prefetch(servers, source.decoding, bounds)
-    else:
-        world = replace(source.world, may_move=in_flight == "keep")
-        episodes = EpisodeServers(servers, world, in_flight=in_flight)
-        prefetch = Prefetch(episodes, source.decoding, bounds)
-    source.fence.quiet = prefetch.quiet
-    if in_flight != "wait":
+        source.fence.quiet = prefetch.quiet
+        return Ahead(source, prefetch, max_staleness=max_staleness, lead=lead)
+    world = replace(source.world, may_move=in_flight == "keep")
+    episodes = EpisodeServers(servers, world, in_flight=in_flight)
+    prefetch, waits = Prefetch(episodes, source.decoding, bounds), in_flight == "wait"
 
-        @contextmanager
-        def between_turns() -> Iterator[None]:
-            with prefetch.held(), episodes.between_turns():
-                yield
+    @contextmanager
+    def between_turns() -> Iterator[None]:
+        with prefetch.quiet() if waits else prefetch.held(), episodes.between_turns():
+            yield
 
-        source.fence.quiet = between_turns
-    return Ahead(source, prefetch, max_staleness=max_staleness, lead=lead, waits=in_flight == "wait")
+    source.fence.quiet = between_turns
+    return Ahead(source, prefetch, max_staleness=max_staleness, lead=lead, waits=waits)
