@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rollmatch.errors import ConfigError, ErrorList
 
@@ -11,6 +12,8 @@ KEY = "model.model"
 INDEX = "model.safetensors.index.json"
 OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 """Weights that transformers reads where there are no safetensors; their headers do not say how long they are."""
+LONGEST_HEADER = 100_000_000
+"""In bytes, as in safetensors."""
 REMEDY = "Download or save the model again."
 
 
@@ -54,13 +57,23 @@ def damage_of(path: Path) -> str | None:
     """What is wrong with a file of safetensors: a length (8 bytes), a JSON header, then the tensors without gaps."""
     size = path.stat().st_size
     try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > size:
-                return f"has {size} bytes, its header says that it alone has {length}"
-            header = json.loads(file.read(length))
-        ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
+        header, start = read_header(path)
+        ends = [each["data_offsets"][1] for each in header.values()]
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
         return "has no readable header: it is cut off, or a pointer of Git LFS"
-    expected = 8 + length + max(ends, default=0)
+    expected = start + max(ends, default=0)
     return None if size == expected else f"has {size} bytes instead of {expected}"
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Tensors of a file of safetensors by name, and the byte at which their data begin.
+
+    Errors: ``OSError``, ``struct.error``, ``ValueError`` and ``AttributeError`` where it has no such header.
+    """
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        if length > LONGEST_HEADER:
+            raise ValueError(f"its header has {length} bytes")
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header, 8 + length

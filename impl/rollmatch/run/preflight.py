@@ -23,7 +23,7 @@ from rollmatch.errors import ConfigError, ErrorList, RollmatchError
 from rollmatch.model.source import checkpoints_in
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.model.weight_files import check_weights
-from rollmatch.objectives.grpo.reward import OF_THE_FUNCTION, try_out
+from rollmatch.objectives.grpo.reward import OF_THE_FUNCTION, Reward, try_out
 from rollmatch.objectives.rollout_matching.target import check_exact
 from rollmatch.records import Sample
 from rollmatch.run.directory import probe_output_dir
@@ -52,7 +52,8 @@ def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]
         _collect(errors, partial(_check_tokenizer, config))
         _collect(errors, partial(check_weights, Path(config.model.model)))
     _collect(errors, partial(_check_model_elsewhere, config))
-    _collect(errors, partial(load_rewards, config))
+    rewards: list[Reward] = []
+    _collect(errors, lambda: rewards.extend(load_rewards(config)))
     _collect(errors, partial(load_callbacks, config))
     _collect(errors, partial(_check_reporters, config))
     if (problem := probe_output_dir(Path(config.training.output_dir))) is not None:
@@ -66,19 +67,19 @@ def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]
     if errors:
         raise ErrorList(errors)
     train, val = (with_first_observations(config, part) for part in samples)
-    check_rewards(config, train)
+    _try_rewards(rewards, train)
     if (bias := find_sampling_bias(config)) is not None:
         print(f"rollmatch: warning: {bias}", file=sys.stderr)
     return train, val
 
 
-def check_rewards(config: RunConfig, samples: Sequence[Sample]) -> None:
+def _try_rewards(rewards: Sequence[Reward], samples: Sequence[Sample]) -> None:
     """Call each reward function once; an error that may be due to the answer is a warning.
 
     Errors: ``ErrorList`` of ``reward-fails``.
     """
     errors: list[RollmatchError] = []
-    for name, error in try_out(load_rewards(config), samples[0]) if samples else ():
+    for name, error in try_out(rewards, samples[0]) if samples else ():
         problem = f"{name} raised {type(error).__name__} on {samples[0].origin}: {error}"
         if isinstance(error, OF_THE_FUNCTION):
             columns = ", ".join(samples[0].metadata) or "nothing"

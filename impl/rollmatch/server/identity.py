@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rollmatch.errors import ConfigError, first_line
+from rollmatch.model.weight_files import read_header
 from rollmatch.server.payloads import TensorSpec
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _TORCH_NAMES = {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}
-_LONGEST_HEADER = 100_000_000
-"""In bytes, as in safetensors."""
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
@@ -49,7 +48,7 @@ def load_model_identity(directory: str | Path, *, dtype: str) -> Model:
     path = files[0]
     try:
         for path in files:
-            for name, header in _read_header(path).items():
+            for name, header in read_header(path)[0].items():
                 held = dtype if header["dtype"] in _FLOATS else _TORCH_NAMES[header["dtype"]]
                 shapes[name] = TensorSpec(name=name, dtype=held, shape=tuple(header["shape"]))
         path = directory / "config.json"
@@ -61,16 +60,6 @@ def load_model_identity(directory: str | Path, *, dtype: str) -> Model:
     for name in aliases:
         shapes.pop(name, None)
     return Model(directory=str(directory.resolve()), tensors=shapes, aliases=aliases)
-
-
-def _read_header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > _LONGEST_HEADER:
-            raise ValueError(f"its header has {length} bytes")
-        header: dict[str, object] = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return header
 
 
 def _tied(config: dict[str, Any], tensors: dict[str, TensorSpec]) -> dict[str, str]:
