@@ -42,13 +42,12 @@ if TYPE_CHECKING:
     from transformers import TrainerState
 
 Records = Iterable[Mapping[str, object]] | str | Path
-"""Records (also a ``datasets.Dataset``; see ``record_of``), or the path of a JSONL file."""
+"""Records as a JSONL file has them (also a ``datasets.Dataset``), or the path of such a file."""
 WeightedReward = Callable[..., object] | tuple[Callable[..., object], float]
 Config = Mapping[str, object] | str | Path
 """Keys, nested or dotted, or a YAML file."""
 Existing = Literal["refuse", "resume", "overwrite"]
 REWARDS = "custom.extra.grpo.rewards"
-FIELDS = ("images", "objects", "width", "height", "metadata", "messages", "prompt", "system", "tools")
 
 
 class RewardNotImportable(ConfigError):
@@ -295,28 +294,12 @@ def _file_of(data: Records, split: str, tree: Tree) -> str:
     return str(path)
 
 
-def record_of(row: Mapping[str, object]) -> dict[str, object]:
-    """A row of a data set as a record: a chat below ``prompt`` is ``messages``, unknown columns are metadata.
-
-    >>> record_of({"prompt": "1 + 1?", "answer": "2"})
-    {'prompt': '1 + 1?', 'metadata': {'answer': '2'}}
-    >>> record_of({"prompt": [{"role": "user", "content": "1 + 1?"}], "metadata": {"level": 3}})
-    {'messages': [{'role': 'user', 'content': '1 + 1?'}], 'metadata': {'level': 3}}
-    """
-    record = {name: value for name, value in row.items() if name in FIELDS}
-    columns = {name: value for name, value in row.items() if name not in FIELDS}
-    if isinstance(record.get("prompt"), list):
-        record = {("messages" if name == "prompt" else name): value for name, value in record.items()}
-    given = record.get("metadata") or {}
-    return record | {"metadata": given | columns} if columns and isinstance(given, dict) else record
-
-
 def _line_of(row: Mapping[str, object], key: str) -> bytes:
     if not isinstance(row, Mapping):
         problem, remedy = f"is no mapping, but {row!r:.60}", "Give a list of records, such as [{'prompt': '1 + 1?'}]."
         raise RecordNotJson(problem, key=key, remedy=remedy)
     try:
-        return f"{json.dumps(record_of(row), ensure_ascii=False)}\n".encode()
+        return f"{json.dumps(row, ensure_ascii=False)}\n".encode()
     except (TypeError, ValueError) as error:  # also half a character, and a record that contains itself
         remedy = "Give images as paths, or name the data set in custom.dataset, which reads images of a data set."
         raise RecordNotJson(str(error), key=key, remedy=remedy) from error

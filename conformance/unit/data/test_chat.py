@@ -58,6 +58,20 @@ def test_records_with_objects_have_their_own_question(write, record):
     assert (third.messages, third.system, fourth.system) == ((), "Look.", None)
 
 
+@pytest.mark.scenario(clauses=["samples/a-sample-is-one-json-object-on-one-line#10"])
+def test_columns_beside_a_question_are_metadata(write):
+    chat = [{"role": "user", "content": "2 + 2?"}]
+    path = write(
+        {"prompt": "2 + 2?", "answer": "4", "level": None, "metadata": {"answer": "5", "source": "b"}},
+        {"prompt": chat, "solution": ["4"], "messages": None},
+        {"messages": chat, "weight": 0.5},
+    )
+    samples = loaded(path)
+    assert [sample.messages[-1] for sample in samples] == [("user", "2 + 2?")] * 3
+    metadata = [{"answer": "4", "source": "b", "level": None}, {"solution": ["4"]}, {"weight": 0.5}]
+    assert [sample.metadata for sample in samples] == metadata
+
+
 USER = {"role": "user", "content": "Well?"}
 FIRST = {"prompt": "first"}
 SIZED = {"prompt": "a", "images": ["a.png"], "height": 6}
@@ -74,7 +88,9 @@ UNUSABLE = ("a", {"type": "text"}, {"type": "image_url", "image_url": {"url": "h
         ({"prompt": ""}, "field-type", {"prompt": "a"}),
         ({"prompt": ["a"]}, "field-type", {"prompt": "a"}),
         ({"prompt": "a", "messages": [USER]}, "two-questions", {"messages": [USER]}),
-        ({"prompt": "a", "answer": "b"}, "field-unknown", {"prompt": "a", "metadata": {"answer": "b"}}),
+        ({"prompt": "a", "image": "a.png"}, "field-unknown", {"prompt": "a", "images": ["a.png"]}),
+        ({"prompt": "a", "objects": []}, "field-unknown", {"prompt": "a", "object_ids": [1]}),
+        ({"prompt": "a", "answer": "b", "metadata": 3}, "field-type", {"prompt": "a", "answer": "b", "metadata": None}),
         ({"prompt": "a", "metadata": []}, "field-type", {"prompt": "a", "metadata": {}}),
         ({"prompt": "a", "width": 0}, "field-type", {"prompt": "a", "width": 8}),
         ({"prompt": "a", "images": "a.png"}, "field-type", {"prompt": "a", "images": ["a.png"]}),

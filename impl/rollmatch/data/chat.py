@@ -1,6 +1,7 @@
 """Records that bring their own question, as messages or as a bare prompt; images and metadata may stand beside it."""
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from rollmatch.data.content import IMAGE_TAG
@@ -13,6 +14,10 @@ ROLES = ("system", "user", "assistant", "tool")
 FURTHER = ("tool_calls", "tool_call_id", "name", "reasoning_content")
 """What a message may hold beside role and content, for the chat template."""
 OPTIONAL = ("images", "width", "height", "metadata", "system", "tools")
+NO_COLUMNS = ("messages", "prompt", "objects", *OPTIONAL)
+CLOSE = 0.85
+"""Likeness of two names, as difflib has it, from which one counts as the other mistyped: tool and tools, but not weight
+and height."""
 
 
 def is_chat(record: object) -> bool:
@@ -32,6 +37,31 @@ def with_completion(record: Any) -> Any:
     sides = ("user", record["prompt"]), ("assistant", record["completion"])
     chats = [value if isinstance(value, list) else [{"role": role, "content": value}] for role, value in sides]
     return rest | {"messages": [*chats[0], *chats[1]]}
+
+
+def with_columns(record: Any) -> Any:
+    """A record with its own question whose unknown fields are metadata; a chat below ``prompt`` is ``messages``.
+
+    A name that a field's was probably meant to be stays, to be refused.
+
+    >>> with_columns({"prompt": "1 + 1?", "answer": "2", "metadata": {"level": 3}})
+    {'prompt': '1 + 1?', 'metadata': {'level': 3, 'answer': '2'}}
+    >>> with_columns({"prompt": [{"role": "user", "content": "1 + 1?"}], "image": "a.png"})
+    {'image': 'a.png', 'messages': [{'role': 'user', 'content': '1 + 1?'}]}
+    """
+    if not isinstance(record, dict) or not is_chat(record):
+        return record
+    columns = {
+        name: value
+        for name, value in record.items()
+        if name not in NO_COLUMNS and not get_close_matches(name, NO_COLUMNS, cutoff=CLOSE)
+    }
+    made = {name: value for name, value in record.items() if name not in columns}
+    prompt = record.get("prompt")
+    if record.get("messages") is None and isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt):
+        made = {name: value for name, value in made.items() if name != "prompt"} | {"messages": prompt}
+    given = record.get("metadata") or {}
+    return made | {"metadata": given | columns} if columns and isinstance(given, dict) else made
 
 
 def check_chat(record: Mapping[str, object], place: Place) -> Iterator[DataError]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rollmatch.data.chat import check_chat, is_chat, make_chat_sample, with_completion
+from rollmatch.data.chat import check_chat, is_chat, make_chat_sample, with_columns, with_completion
 from rollmatch.data.checked import fingerprint_of, num_objects_checked
 from rollmatch.data.content import plain_record
 from rollmatch.data.lazy import LazySamples, LineIndex
@@ -75,10 +75,12 @@ class ReadRules:
 
     def read(self, record: Any, sample_id: int, key: str) -> tuple[Sample | None, list[DataError]]:
         """The sample, or what is wrong with the record."""
-        record, errors = plain_record(with_completion(record) if self.systems.answered else record, key)
+        answered = self.systems.answered
+        record = with_completion(record) if answered else record
+        record = with_columns(record) if answered or self.systems.chats is not None else record
+        record, errors = plain_record(record, key)
         if errors:
             return None, errors
-        answered = self.systems.answered
         asks = answered or (self.systems.chats is not None and is_chat(record))
         system = self.systems.chats if asks else self.systems.objects
         place = Place(sample_id=sample_id, key=key, image_root=self.image_root, system=system or "", answered=answered)
