@@ -192,6 +192,18 @@ def test_an_environment_of_verifiers_v1_is_refused_with_its_version(monkeypatch)
         load_environment(f"{__name__}:Later", {}, key="name")
 
 
+class Newer:
+    """As environments of verifiers 0.1.14 are: their tools are called otherwise."""
+
+    __module__ = "verifiers.envs.multiturn_env"
+
+
+def test_an_environment_of_verifiers_with_other_fields_is_refused_with_its_version(monkeypatch):
+    monkeypatch.setitem(sys.modules, "verifiers", SimpleNamespace(__version__="0.1.14"))
+    with refused("environment-misfit", "name", problem="is of verifiers 0.1.14", remedy="verifiers==0.1.9"):
+        load_environment(f"{__name__}:Newer", {}, key="name")
+
+
 def test_an_environment_of_verifiers_is_made_once_per_process():
     once = OncePerProcess(list)
     assert once() is once()

@@ -15,6 +15,7 @@ from rollmatch.environments.tools import ToolEnvironment, load_tools
 from rollmatch.environments.verifiers_like import (
     OncePerProcess,
     VerifiersEnvironment,
+    is_of_verifiers,
     is_verifiers_like,
     is_verifiers_v1,
 )
@@ -57,6 +58,11 @@ def load_environment(
         make = partial(VerifiersEnvironment, OncePerProcess(make, made), limits)
     else:
         missing = [method for method in METHODS if not callable(getattr(made, method, None))]
+    if missing and is_of_verifiers(made):
+        version = import_module("verifiers").__version__
+        problem = f"{name} is of verifiers {version}, whose environments keep other fields than those of 0.1.9"
+        remedy = "Install verifiers==0.1.9, or let verifiers roll out against /v1 of rollmatch serve."
+        raise ConfigError(problem, code="environment-misfit", key=key, remedy=remedy)
     if missing:
         raise ConfigError(f"{name} has no {', '.join(missing)}", code="environment-misfit", key=key, remedy=remedy)
     has_coroutines = is_verifiers_like(made) or iscoroutinefunction(getattr(made, "step", None))

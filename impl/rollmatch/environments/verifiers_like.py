@@ -30,6 +30,11 @@ def is_verifiers_v1(made: object) -> bool:
     return any(base.__module__.split(".")[:2] == ["verifiers", "v1"] for base in kind.__mro__)
 
 
+def is_of_verifiers(made: object) -> bool:
+    """Whether it is of verifiers, of any version."""
+    return any(base.__module__.partition(".")[0] == "verifiers" for base in type(made).__mro__)
+
+
 def is_verifiers_like(made: object) -> bool:
     """Whether it can be played turn by turn as a ``MultiTurnEnv``."""
     return all(hasattr(made, name) for name in (*_METHODS, *_FIELDS))
