@@ -54,9 +54,9 @@ class OneEngine:
     def wait_ready(self):
         self._line(READY)
 
-    def run(self, seed):
-        """Seconds of one round."""
-        self.process.stdin.write(f"{seed}\n")
+    def run(self, seed, way="plain"):
+        """Seconds of one round. ``own``: with vLLM's own log-probabilities of sampled tokens, and a seed each."""
+        self.process.stdin.write(f"{seed} {way}\n")
         self.process.stdin.flush()
         return float(self._line(TOOK).removeprefix(TOOK))
 
@@ -72,11 +72,14 @@ class OneEngine:
         self.process.wait(timeout=60)
 
 
-def time_server(server, load, seed, *, num_replicas):
-    """Seconds of one call with a round for each replica."""
+def time_server(server, load, seed, *, num_replicas, for_learning=False):
+    """Seconds of one call with a round for each replica. ``for_learning``: as learners ask, with a seed each."""
     batch = text_batch(load.prompts(seed, times=num_replicas))
+    if for_learning:
+        batch = [request | {"seed": place} for place, request in enumerate(batch)]
+    sampling = {"max_tokens": load.response_len, "ignore_eos": True, "temperature": 1.0, "logprobs": for_learning}
     began = time.perf_counter()
-    responses, _ = server.infer(batch, max_tokens=load.response_len, ignore_eos=True, temperature=1.0)
+    responses, _ = server.infer(batch, **sampling)
     took = time.perf_counter() - began
     assert {len(ids) for ids in responses} == {load.response_len}
     return took
@@ -103,13 +106,18 @@ def main(load, arguments):
 
     load = EngineLoad(**load)
     engine = LLM(**arguments)
-    rules = SamplingParams(temperature=1.0, max_tokens=load.response_len, ignore_eos=True, detokenize=False)
+    rules = {"temperature": 1.0, "max_tokens": load.response_len, "ignore_eos": True, "detokenize": False}
+    ways = {
+        "plain": [SamplingParams(**rules)] * load.num_requests,
+        "own": [SamplingParams(**rules, logprobs=0, seed=place) for place in range(load.num_requests)],
+    }
     sys.stdout.write(READY + "\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        prompts = [{"prompt_token_ids": ids} for ids in load.prompts(int(line))]
+        seed, way = line.split()
+        prompts = [{"prompt_token_ids": ids} for ids in load.prompts(int(seed))]
         began = time.perf_counter()
-        outputs = engine.generate(prompts, rules, use_tqdm=False)
+        outputs = engine.generate(prompts, ways[way], use_tqdm=False)
         took = time.perf_counter() - began
         assert sum(len(output.outputs[0].token_ids) for output in outputs) == load.num_tokens
         sys.stdout.write(f"{TOOK}{took}\n")

@@ -166,6 +166,28 @@ def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, en
     assert figures["drift"] < TOLERANCE
 
 
+def test_log_probabilities_are_vllms_own_to_the_last_bit(engine, requests_16):
+    """Kept in the engine's core, and sent with the end of each response; some are not to be kept, and stop earlier."""
+    from vllm import SamplingParams
+
+    parameters = dataclasses.replace(SAMPLED, logprobs=True)
+    rollouts = engine.generate(requests_16, parameters)
+    fields = {"max_tokens": 48, **parameters.values(), "stop_token_ids": sorted(engine.template.vocabulary.stop_ids)}
+    bias = dict.fromkeys(engine.template.banned_ids, -100.0)
+    rules = [SamplingParams(seed=r.seed, logit_bias=bias, logprobs=0, **fields) for r in requests_16]
+    images = [engine.template.load_images(request.sample) for request in requests_16]
+    prompts = [
+        {"prompt_token_ids": list(request.token_ids), "multi_modal_data": {"image": each}}
+        for request, each in zip(requests_16, images, strict=True)
+    ]
+    own = [output.outputs[0] for output in engine._engine.generate(prompts, rules, use_tqdm=False)]
+    for rollout, answer in zip(rollouts, own, strict=True):
+        ids = list(answer.token_ids)
+        expected = [place[token_id].logprob for place, token_id in zip(answer.logprobs, ids, strict=True)]
+        assert tuple(rollout.response_token_ids) == tuple(ids[: len(rollout.response_token_ids)])
+        assert list(rollout.response_logprobs) == expected
+
+
 def test_stops_are_trimmed_and_length_is_reported(engine, requests_16, template, monkeypatch):
     """The stop is a token that the model does write, wherever it does."""
     few = Decoding(max_new_tokens=7)

@@ -88,6 +88,16 @@ COMPILED_FROM = 1_000_000_000
 """Parameters from which compilation is worth its minutes."""
 
 
+def compiles_engine(config: RunConfig, *, on_gpu: bool, num_parameters: int) -> bool:
+    """Whether a colocated engine compiles its model; graphs of decoding steps are captured either way, unless eager.
+
+    A small model decodes as fast without, and its engine is ready up to a minute earlier. Not measured with adapters.
+    """
+    vllm = config.custom.extra.rollout_matching.vllm
+    is_small = num_parameters < COMPILED_FROM and not vllm.enable_lora
+    return on_gpu and not vllm.enforce_eager and not (is_small and vllm.enforce_eager is None)
+
+
 def compiles_layers(config: RunConfig, *, on_gpu: bool, num_parameters: int) -> bool:
     """Whether decoder layers are compiled.
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, get_args
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image
@@ -30,6 +31,7 @@ from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBackend, check_answers, make_rollout
+from rollmatch.server import sampled_logprobs
 from rollmatch.startup import loading
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.worker.loading import keep_weights_loadable
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
     from vllm.lora.request import LoRARequest
 
-LOGPROBS_AS_SAMPLED = {"logprobs_mode": "processed_logprobs"}
+LOGPROBS_AS_SAMPLED = {"logprobs_mode": "processed_logprobs", "scheduler_cls": sampled_logprobs.SCHEDULER}
 """Log-probabilities under the distribution that was sampled from: after temperature, bans, top-p and top-k."""
 
 
@@ -211,15 +213,13 @@ class VllmColocateBackend(RolloutBackend):
             stop_token_ids=sorted(self.template.vocabulary.stop_ids),
             logit_bias=dict.fromkeys(self.template.banned_ids, -100.0),
             detokenize=False,
-            logprobs=0 if decoding.logprobs else None,  # 0: the sampled token's only
+            **(sampled_logprobs.wanted() if decoding.logprobs else {}),
         )
 
     def _make_rollout(self, request: RolloutRequest, output: "RequestOutput") -> Rollout:
         answer = output.outputs[0]
-        token_ids, returned = list(answer.token_ids), getattr(answer, "logprobs", None)
-        logprobs = (
-            [place[token_id].logprob for place, token_id in zip(returned, token_ids, strict=True)] if returned else None
-        )
+        token_ids, values = list(answer.token_ids), sampled_logprobs.values_of(output, answer)
+        logprobs = None if values is None else np.frombuffer(values, dtype="<f4").tolist()
         stop_ids, version = self.template.vocabulary.stop_ids, self.policy_version
         prompt = output.prompt_token_ids or ()
         return make_rollout(request, prompt, token_ids, logprobs, stop_ids=stop_ids, version=version)
@@ -287,7 +287,11 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> "LLM":
             from vllm import LLM
 
             keep_weights_loadable()
-        if not torch.cuda.is_available():
+        if torch.cuda.is_available():
+            from rollmatch.weights.worker.logprob_kernel import install
+
+            install()
+        else:
             _name_shared_memory()
         lora = {} if settings.lora_rank is None else _lora_arguments(settings.lora_rank)
         return LLM(

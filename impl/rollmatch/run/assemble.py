@@ -21,7 +21,7 @@ from rollmatch.learn.balance import RowBalancer
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.pack import Packer
 from rollmatch.model.overlong import LengthRules
-from rollmatch.model.policy import load_policy, unwrap
+from rollmatch.model.policy import count_weights, load_policy, unwrap
 from rollmatch.model.sharding import gather_in_passes
 from rollmatch.model.source import dtype_of
 from rollmatch.model.template import Template, TemplateOptions
@@ -257,7 +257,7 @@ def make_backend(
         tensor_parallel_size=effective.tensor_parallel_size(config, learner_world_size=ranks.learner_world_size),
         sleeps=rules.vllm.sleep_level > 0 and torch.cuda.is_available(),
         lora_rank=largest_rank(model) if rules.vllm.enable_lora else None,
-        engine_arguments=_engine_arguments(config),
+        engine_arguments=_engine_arguments(config) | _graphs_alone(config, model),
     )
     return VllmColocateBackend(settings, template, ranks)
 
@@ -284,6 +284,15 @@ def _engine_arguments(config: RunConfig) -> dict[str, object]:
         "disable_custom_all_reduce": vllm.disable_custom_all_reduce,
     }
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _graphs_alone(config: RunConfig, model: torch.nn.Module) -> dict[str, object]:
+    """What keeps vLLM from compiling a small model, but not from capturing graphs of its decoding steps."""
+    on_gpu, (num_parameters, _) = torch.cuda.is_available(), count_weights(unwrap(model))
+    compiles = effective.compiles_engine(config, on_gpu=on_gpu, num_parameters=num_parameters)
+    if compiles or effective.enforce_eager(config, on_gpu=on_gpu):
+        return {}
+    return {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
 
 
 def _make_batcher(

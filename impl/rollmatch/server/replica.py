@@ -10,9 +10,8 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rollmatch.errors import LaunchError
+from rollmatch.server import sampled_logprobs
 from rollmatch.server.failures import Refusal, WorkerDead
 from rollmatch.server.prompts import EnginePrompt, GenerateRequest
 from rollmatch.server.settings import ServerSettings
@@ -21,7 +20,7 @@ from rollmatch.weights.nccl import forbid_multicast
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
-    from vllm.logprobs import LogprobsOnePosition, SampleLogprobs
+    from vllm.logprobs import LogprobsOnePosition
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
 _RESET_PAUSE_S, _END_S, _LONGEST_PROBLEM = 0.001, 0.5, 400
@@ -79,6 +78,7 @@ class VllmReplica:
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
             "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
+            "scheduler_cls": sampled_logprobs.SCHEDULER,
         } | ({"distributed_executor_backend": "uni"} if size == 1 else {})
         if settings.gpus:
             forbid_multicast()
@@ -114,12 +114,14 @@ class VllmReplica:
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         sampling = request.sampling
+        is_kept = sampling.logprobs and not (request.num_top or request.stop)
+        logprobs = {"logprobs": request.num_top if sampling.logprobs else None}
         try:
             return SamplingParams(
                 **sampling.model_dump(exclude={"logprobs", "logit_bias", "stop_token_ids"}),
                 stop_token_ids=list(sampling.stop_token_ids),
                 logit_bias=dict(sampling.logit_bias) or None,
-                logprobs=request.num_top if sampling.logprobs else None,
+                **(sampled_logprobs.wanted() if is_kept else logprobs),
                 stop=list(request.stop),
                 structured_outputs=StructuredOutputsParams(regex=request.regex) if request.regex else None,
                 seed=seed,
@@ -287,14 +289,9 @@ def _output_of(output: "RequestOutput", *, num_top: int) -> EngineOutput:
         response_token_ids=token_ids,
         finish_reason="stop" if stopped else "length",
         stop_token_id=stop_token_id,
-        logprobs=_logprobs(answer.logprobs, token_ids) if answer.logprobs is not None else None,
+        logprobs=sampled_logprobs.values_of(output, answer),
         top=tuple(_likeliest_first(place) for place in answer.logprobs or ()) if num_top else (),
     )
-
-
-def _logprobs(by_position: "SampleLogprobs", token_ids: list[int]) -> bytes:
-    values = [place[token_id].logprob for place, token_id in zip(by_position, token_ids, strict=True)]
-    return np.asarray(values, dtype="<f4").tobytes()
 
 
 IMPOSSIBLE = -9999.0

@@ -1,6 +1,7 @@
 """The methods that vLLM's worker class gets (``worker_extension_cls``) and the server calls by ``collective_rpc``.
 
-Importing this module makes vLLM's model one that weights can be loaded into again, before it is built. Plans arrive as
+Importing this module makes vLLM's model one that weights can be loaded into again, before it is built, and on a GPU has
+its sampler compute log-probabilities with our kernel. Plans arrive as
 bytes (``transfer_plan``). Every method returns plain values; an expected error is returned under ``failure``, because
 an exception would reach the server without its code.
 """
@@ -199,4 +200,8 @@ def end_with_parent() -> None:
 
 
 keep_weights_loadable()
+if torch.cuda.is_available():
+    from rollmatch.weights.worker.logprob_kernel import install
+
+    install()
 end_with_parent()
