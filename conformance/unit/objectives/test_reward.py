@@ -48,7 +48,9 @@ def test_functions_that_always_fail_stop_the_run():
     judge(["4", "5", "6"], Reward.of(right))
 
 
-@pytest.mark.parametrize("name", ["math", ":isqrt", "math:", "no_such_module:f", "math:no_such", "math:pi"])
+@pytest.mark.parametrize(
+    "name", ["math", ":isqrt", "math:", "no_such_module:f", "math:no_such", "math:pi", "./mine.py:f"]
+)
 def test_a_name_that_is_no_function_is_refused(name):
     with refused("reward-unknown", "k"):
         load_rewards_of(name, key="k", shown="it", weight=1.0)

@@ -15,7 +15,7 @@ def load_named(name: str, *, key: str, kind: str, refuse: type[ConfigError]) -> 
     4
     """
     module_name, _, own_name = name.partition(":")
-    if not module_name or not own_name:
+    if not module_name or not own_name or module_name.startswith("."):  # also a path: ./mine.py
         raise refuse(f"is {name!r}, not module:{kind}", key=key, remedy=f"Write package.module:{kind}.")
     here = str(Path.cwd())
     if here not in sys.path:
