@@ -91,6 +91,7 @@ MISTAKES = {
     "log-probabilities fit what top_p leaves": "logprobs-are-of-one-kind",
     "log-probabilities are of a hot model": "logprobs-are-of-one-kind",
     "log-probabilities fit what top_k leaves": "logprobs-are-of-one-kind",
+    "a stop token that is forced is passed over": "every-stop-token-ends-a-response",
     # routes
     "a chat begins twice": "routes-read-a-prompt-alike",
     "a stream leaves out an id": "a-stream-is-the-whole-response",
@@ -105,6 +106,14 @@ MISTAKES = {
     "a pause to keep cuts what runs": "a-pause-loses-no-response",
     "after an abort, prompts are answered otherwise": "a-pause-loses-no-response",
     "waking by tags forgets the weights": "a-server-that-slept-answers-as-before",
+    "after a deep sleep, an update is lost": "a-deep-sleeper-serves-the-weights-it-is-sent",
+    # adapters
+    "the second adapter answers for all": "an-adapter-is-served-by-its-name",
+    "an adapter is never replaced": "a-replaced-adapter-is-served",
+    "an adapter that was unloaded answers": "an-unloaded-adapter-is-gone",
+    "unloading one adapter ends all": "an-unloaded-adapter-is-gone",
+    "an adapter of any rank is welcome": "an-adapter-of-too-high-a-rank-is-refused",
+    "an adapter of too high a rank spoils the model": "an-adapter-of-too-high-a-rank-is-refused",
     # groups
     "a group opens only twice": "a-group-opens-again",
     "a second communicator is welcome": "second-communicator-is-refused",
@@ -113,6 +122,7 @@ MISTAKES = {
     "a taken port is found out later": "taken-group-port-is-named",
     "any world size will do": "wrong-world-size-is-refused",
     "a dead learner locks updates": "recovers-from-a-dead-learner",
+    "a dead learner's half is served": "a-dead-learner-leaves-no-half-update",
     # updates
     "an update without a group is welcome": "update-without-group-is-refused",
     "unknown tensors are ignored": "unknown-tensor-is-rejected",
@@ -132,6 +142,10 @@ MISTAKES = {
     "half an update is served": "no-half-update-is-served",
     "an incomplete update is served": "an-incomplete-update-is-rejected",
     "an update fails running calls": "running-calls-survive-an-update",
+    "an update cuts streams": "a-stream-survives-an-update",
+    "a response names the weights that came later": "a-response-names-the-weights-that-wrote-it",
+    "the last id has no version": "a-response-names-the-weights-that-wrote-it",
+    "the second update leaves out a layernorm": "a-second-update-is-as-exact",
     "every eighth part of an update is lost": "an-update-may-come-in-small-parts",
     "the parts of an update behind the 64th are lost": "an-update-may-come-in-small-parts",
     "prefix cache is kept": "caches-forget-old-weights",

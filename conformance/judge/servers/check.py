@@ -13,7 +13,7 @@ from conformance.judge.servers.exchange import Exchange
 MUST, SHOULD = "MUST", "SHOULD"
 PASSED, MISSED, UNTESTABLE, FAULTY = "passed", "missed", "not-testable", "harness-error"
 INAPPLICABLE = "not-applicable"
-"""The dialect names the check, with a reason."""
+"""The dialect names the check, with a reason; or the server does not offer what it asks for."""
 QUEUED = ("swift", "trl")
 SIZE = "world-size-is-returned"
 ALL = ("native", "swift", "trl", "vllm")
@@ -76,6 +76,8 @@ def judge(check: Check, exchange: Exchange) -> CheckVerdict:
     """Judge the exchange alone, so that a recorded one is judged as a live one is."""
     if exchange.untestable:
         return CheckVerdict(state=UNTESTABLE, reason=exchange.untestable)
+    if exchange.inapplicable:
+        return CheckVerdict(state=INAPPLICABLE, reason=exchange.inapplicable)
     if exchange.fault:
         return CheckVerdict(state=FAULTY, reason=exchange.fault)
     if exchange.stopped:

@@ -55,6 +55,8 @@ class Exchange(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Why the check could not be carried through: that is the server's failure, or the deadline's."""
     untestable: str = ""
     """What the judge lacked: no failure, and no evidence either."""
+    inapplicable: str = ""
+    """Why the server has nothing that could be judged: it offers no such thing."""
     fault: str = ""
     """What went wrong in the judge itself."""
 

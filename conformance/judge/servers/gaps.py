@@ -9,7 +9,7 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from conformance.judge.servers.check import FAULTY, MUST, PASSED, UNTESTABLE, Check, CheckVerdict
+from conformance.judge.servers.check import FAULTY, INAPPLICABLE, MUST, PASSED, UNTESTABLE, Check, CheckVerdict
 from conformance.judge.servers.checks import BY_ID
 
 FOLDER = Path(__file__).parent / "gaps"
@@ -141,7 +141,7 @@ def settle(check: Check, verdict: CheckVerdict, gaps: Mapping[str, Gap]) -> tupl
     in which nothing is seen of the known reason.
     """
     gap = gaps.get(check.check_id)
-    if verdict.state in (UNTESTABLE, FAULTY):
+    if verdict.state in (UNTESTABLE, FAULTY, INAPPLICABLE):
         return verdict.state, verdict.reason
     if verdict.state == PASSED:
         return (STALE, f"passes, but is listed as a gap: {gap.reason}") if gap else (PASS, verdict.reason)

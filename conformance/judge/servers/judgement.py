@@ -75,7 +75,7 @@ class ServerJudgement:
             return self._keep(VerdictRow(check=check, state=BLOCKED, reason=blamed, seconds=0.0))
         lacking = self._lacking(check)
         verdict = CheckVerdict(state=UNTESTABLE, reason=lacking) if lacking else self._judge(check)
-        if verdict.state not in (PASSED, UNTESTABLE):
+        if verdict.state not in (PASSED, UNTESTABLE, INAPPLICABLE):
             self._blocks[check.check_id] = check.check_id
         asked = [] if lacking else self._asked[check.ask]
         state, reason = settle(check, verdict, self.terms.gaps)

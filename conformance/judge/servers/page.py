@@ -25,6 +25,7 @@ MARKS = {
     "harness-error": "?",
     "stale-gap": "yes",
     "blocked-by": "-",
+    "not-applicable": "-",
 }
 HEADS = {
     "ms-swift": "swift",
@@ -55,8 +56,8 @@ release and never changes: `rollmatch-judge URL --rules YYYY-MM` judges by it, a
 that is sharpened or removed changes in the next set. Each section lists what its set changed.
 """
 LEGEND = """
-"no": the reason stands below the tables. "-": the dialect does not have it. "?": not testable with what it returned,
-or newer than the recording.
+"no": the reason stands below the tables. "-": the dialect or the server does not have it. "?": not testable with what
+it returned, or newer than the recording.
 """
 SHOWN = 400
 """Characters of a reason."""
@@ -173,7 +174,7 @@ def _missed(check: Check, versions: Sequence[Column]) -> list[list[Column]]:
     groups: dict[str, list[Column]] = {}
     for column in versions:
         row, gap = column.rows.get(check.check_id), column.gaps.get(check.check_id)
-        if row and row.state != "pass":
+        if row and row.state not in ("pass", "not-applicable"):
             groups.setdefault(gap.reason if gap else row.reason, []).append(column)
     return list(groups.values())
 

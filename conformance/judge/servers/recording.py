@@ -23,8 +23,6 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "reports"
 TRAINERS = ROOT / "fixtures" / "exchanges" / "trainers"
 """Recordings of trainers; those of servers are reports."""
-UNASKED = (BLOCKED, INAPPLICABLE)
-"""Verdicts for which nothing was sent."""
 MAX_AGE_DAYS = 90
 """Age from which on the suite names a recording; nothing fails by the calendar."""
 DATED = re.compile(r'"date": ?"([-\d]{10})')
@@ -116,16 +114,26 @@ def read_recording(path: Path) -> Recording:
     The verdicts in it are for readers; they are judged again. Errors: ``ReportInvalid``.
     """
     report = read_report(path)
-    asked = [entry for entry in report.checks if entry.check_id in BY_ID and entry.verdict not in UNASKED]
+    asked = [
+        entry
+        for entry in report.checks
+        if entry.check_id in BY_ID and entry.verdict != BLOCKED and (entry.verdict != INAPPLICABLE or entry.calls)
+    ]
     return Recording(
         server=report.server,
         dialect=report.dialect,
         facts={"date": report.date[:10]} | report.preflight.facts,
-        exchanges={entry.check_id: msgspec.convert(msgspec.to_builtins(entry), Exchange) for entry in asked},
+        exchanges={entry.check_id: _exchange_of(entry) for entry in asked},
         seconds={entry.check_id: entry.seconds for entry in asked},
         rules=report.rules,
         reproduce=report.reproduce,
     )
+
+
+def _exchange_of(entry: Any) -> Exchange:
+    exchange = msgspec.convert(msgspec.to_builtins(entry), Exchange)
+    exchange.inapplicable = entry.reason * (entry.verdict == INAPPLICABLE)
+    return exchange
 
 
 def recorded_verdicts(path: Path) -> dict[str, str]:

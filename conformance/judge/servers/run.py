@@ -39,6 +39,7 @@ def ask(check: Check, subject: Subject) -> Exchange:
     exchange = Exchange(
         calls=list(talk.exchange.calls), notes=dict(talk.exchange.notes),
         stopped=talk.exchange.stopped, fault=talk.exchange.fault, untestable=talk.exchange.untestable,
+        inapplicable=talk.exchange.inapplicable,
     )  # a thread that was left behind may still write into the other  # fmt: skip
     with suppress(Exception):
         in_thread(talk.leave).result(timeout=LEAVE_S)

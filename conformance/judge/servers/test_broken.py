@@ -26,6 +26,10 @@ DANGER = ("calls-out-of-order-are-refused", "update-without-pause-is-survived")
 KEYS = ("prompts-need-the-key", "control-calls-need-the-key")
 OF_VLLM = ("routes-read-a-prompt-alike", "a-stream-is-the-whole-response", "a-pause-loses-no-response")
 OF_VLLM += ("a-server-that-slept-answers-as-before", "an-update-may-come-in-small-parts")
+OF_VLLM += ("a-deep-sleeper-serves-the-weights-it-is-sent", "an-adapter-is-served-by-its-name")
+OF_VLLM += ("a-replaced-adapter-is-served", "an-unloaded-adapter-is-gone", "an-adapter-of-too-high-a-rank-is-refused")
+OF_VLLM += ("a-stream-survives-an-update", "a-response-names-the-weights-that-wrote-it")
+OF_VLLM += ("every-stop-token-ends-a-response",)
 OF_OTHERS = {
     "vllm": (*OF_VLLM, *DANGER, *KEYS, "pictures-are-seen", "replies-in-order", "new-weights-are-served"),
     "trl": ("pictures-are-seen", "replies-in-order", "new-weights-are-served", "top-k-is-applied"),
@@ -73,19 +77,21 @@ def test_a_correct_server_passes(bench, dialect, check):
     "servers/one-layernorm-keeps-its-weights",
     "servers/a-wrong-shape-zeroes-the-tensor",
     "servers/a-pause-that-cuts-responses",
+    "servers/an-adapter-that-is-never-replaced",
     clauses=[
         "judging/the-judge-is-judged#2",
         "judging/numbers-are-compared-with-transformers#1,3",
         "servers/each-prompt-gets-its-own-responses#1,2,3,4,5,6,7,8,9,10,11",
         "servers/a-key-is-asked-for#1,2",
-        "servers/a-response-says-what-was-generated#1,2,3,4,5",
+        "servers/a-response-says-what-was-generated#1,2,3,4,5,6",
         "servers/numbers-are-those-of-the-model#1,2,3,4,5,6,7",
         "servers/sampling-follows-its-parameters#1,2,3,4,5,6,7,8,9,10",
         "servers/a-server-can-be-found-and-watched#1,2,3,4,5",
         "servers/a-bad-call-is-an-error-and-harms-nobody-else#1,2,3,4,5,6,7,8,9,10",
-        "servers/one-learner-at-a-time-opens-the-weight-group#1,2,3,4,5,6",
-        "servers/what-was-sent-is-what-is-served#1,2,3,4,5,6,7,8,9,10,11,12",
-        "servers/a-server-that-rests-comes-back#1,2",
+        "servers/one-learner-at-a-time-opens-the-weight-group#1,2,3,4,5,6,7",
+        "servers/what-was-sent-is-what-is-served#1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",
+        "servers/a-server-that-rests-comes-back#1,2,3",
+        "servers/an-adapter-is-one-of-several#1,2,3,4",
         "servers/a-wrong-update-is-an-error-and-the-next-one-works#1,2,3,4,5,6,7,8",
     ],
 )

@@ -18,17 +18,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
+from conformance.judge.servers.broken.adapters import Adapters
 from conformance.judge.servers.broken.calls import Calls, wait_while
 from conformance.judge.servers.broken.engine import TinyEngine, TinyResponse, Unserved
 from conformance.judge.servers.broken.speech import read_call, reply, stream_of
 from conformance.judge.servers.broken.updates import QueuedGroup, RejectedUpdate, TransferGroup, Updates
 from conformance.judge.servers.dialects import DIALECTS
 
-GENERATING = ("infer", "generate", "native/infer", "v1/completions", "v1/chat/completions")
+GENERATING = ("infer", "generate", "native/infer", "v1/completions", "v1/chat/completions", "inference/v1/generate")
 KNOWN_FIELDS = {
     *("infer_requests", "request_config", "prompts", "images", "generation_kwargs", "requests", "sampling", "prompt"),
     *("model", "messages", "stop", "seed", "n", "logprobs", "return_token_ids", "request_id"),
-    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "stream"),
+    *("max_tokens", "temperature", "top_k", "top_p", "min_p", "stream", "logit_bias", "token_ids", "sampling_params"),
 }
 WATCH_S = 0.05
 
@@ -58,7 +59,9 @@ class BrokenServer:
             "pause": self.pause,
             "resume": self.resume,
             "tokenize": self.tokenize,
-            "sleep": lambda _, level="1": None,
+            "sleep": self.sleep,
+            "v1/load_lora_adapter": lambda body: self.adapters.load(body),
+            "v1/unload_lora_adapter": lambda body: self.adapters.unload(body["lora_name"]),
             "wake_up": self.wake,
             "native/sync": self.refuse,
             "native/communicator/close": self.refuse,
@@ -84,6 +87,7 @@ class BrokenServer:
         self.generation += 1
         self.pauses: list[str] = []
         self.engine.reset()
+        self.adapters = Adapters(self.engine)
         self.calls, self.updates = Calls(self.engine), self.make_updates()
         self.calls.version = lambda updates=self.updates: updates.version
         self.queued, self.transfer = QueuedGroup(self.updates), self.make_transfer()
@@ -155,6 +159,11 @@ class BrokenServer:
     def resume(self, _: Any) -> None:
         self.transfer.is_paused = False
 
+    def sleep(self, _: Any, level: str = "1") -> None:
+        if level == "2" and self.broken("after a deep sleep, an update is lost"):
+            self.engine.load({name: torch.zeros_like(tensor) for name, tensor in self.engine.weights.items()})
+            self.updates.skip()
+
     def wake(self, _: Any, tags: str = "") -> None:
         is_lost = tags == "kv_cache" and self.broken("waking by tags forgets the weights")
         if is_lost or (not tags and self.broken("waking at once forgets the weights")):
@@ -176,11 +185,26 @@ class BrokenServer:
             prompts, seeds = [self.engine.any_prompt()], [None]
         self.updates.before_generating()
         left = lambda: is_left() or began != self.generation  # noqa: E731
-        num_pauses = len(self.pauses)
-        groups = self.calls.run(prompts, sampling, seeds, left)
+        num_pauses, version = len(self.pauses), self.updates.version
+        with self.adapters.named(str(body.get("model", ""))):
+            groups = self.calls.run(prompts, sampling, seeds, left)
         self._spoil_paused([one for group in groups for one in group], self.pauses[num_pauses:])
         whole = reply(path, groups, sampling, self.engine)
-        return stream_of(whole, self.engine) if body.get("stream") else whole
+        if path == "inference/v1/generate":
+            self._name_versions(whole, version)
+        if not body.get("stream"):
+            return whole
+        stream = stream_of(whole, self.engine)
+        is_cut = version != self.updates.version and self.broken("an update cuts streams")
+        return stream[: len(stream) // 2].rpartition("data:")[0] if is_cut else stream
+
+    def _name_versions(self, whole: Any, version: int) -> None:
+        """A response is written by the weights that it began with."""
+        if version != self.updates.version and self.broken("a response names the weights that came later"):
+            version = self.updates.version + 1
+        for choice in whole["choices"]:
+            end = len(choice["token_ids"]) - self.broken("the last id has no version")
+            choice["weight_versions"] = [{"version": str(version), "start": 0, "end": end}]
 
     def _spoil_paused(self, responses: list[TinyResponse], modes: list[str]) -> None:
         """Of responses that were written during pauses of these modes, or are long and began late, after the last."""

@@ -53,6 +53,8 @@ class TinySampling:
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     n: int = 1
+    bias: tuple[tuple[int, float], ...] = ()
+    """(id, what is added to its logit)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -160,6 +162,8 @@ class TinyEngine:
                 logits = self._logits(model, _behind(inputs, made.ids, delta, cache.get_seq_length()), cache)
                 if is_repeatable or len(made.ids) < 2:  # places that are drawn from again and again
                     self._read[key] = logits
+            for token, value in sampling.bias:
+                logits = logits.index_add(0, torch.tensor([token]), torch.tensor([float(value)]))
             chosen, logprob = self._choose(logits, sampling, draw, len(made.ids))
             made.ids.append(chosen)
             made.logprobs.append(logprob)
@@ -175,6 +179,8 @@ class TinyEngine:
 
     def _ends(self, made: TinyResponse, sampling: TinySampling) -> bool:
         if made.ids[-1] == self.stop_id:
+            if sampling.bias and self.broken("a stop token that is forced is passed over"):
+                return False
             made.finish_reason = "stop"
             return not (sampling.temperature > 0 and self.broken("goes on after the stop token"))
         if sampling.stop and not self.broken("stop texts are ignored"):

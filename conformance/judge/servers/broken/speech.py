@@ -19,12 +19,14 @@ def sampling_of(*given: Mapping[str, Any]) -> tuple[TinySampling, int | None]:
     seed = next((values["seed"] for values in given if values.get("seed") is not None), None)
     if found.get("max_tokens", 1) < 1:
         raise Unserved("sampling-value-invalid: max_tokens must be at least 1")
-    return TinySampling(**{"max_tokens": 16} | found, stop=tuple(stop), logprobs=wants_logprobs), seed
+    bias = tuple((int(i), value) for values in given for i, value in (values.get("logit_bias") or {}).items())
+    return TinySampling(**{"max_tokens": 16} | found, stop=tuple(stop), logprobs=wants_logprobs, bias=bias), seed
 
 
 def read_call(path: str, body: Any, engine: TinyEngine) -> tuple[list[TinyPrompt], TinySampling, list[int | None]]:
     """Prompts, how they are sampled, and the seed of each prompt. Errors: ``Unserved``."""
     reader = {"infer": _swift, "generate": _trl, "native/infer": _native, "v1/completions": _completions}
+    reader["inference/v1/generate"] = _tokens_in
     return reader.get(path, _chat)(body, engine)
 
 
@@ -65,6 +67,12 @@ def _native(body: Any, engine: TinyEngine) -> Any:
 def _completions(body: Any, engine: TinyEngine) -> Any:
     sampling, seed = sampling_of(body)
     prompts = [_of_ids(ids, None, str(body.get("request_id")), engine) for ids in body["prompt"]]
+    return prompts, sampling, _counted(seed, prompts, sampling, engine)
+
+
+def _tokens_in(body: Any, engine: TinyEngine) -> Any:
+    sampling, seed = sampling_of(body["sampling_params"])
+    prompts = [_of_ids(body["token_ids"], None, "", engine)]
     return prompts, sampling, _counted(seed, prompts, sampling, engine)
 
 
@@ -123,7 +131,7 @@ def reply(path: str, groups: Sequence[Sequence[TinyResponse]], sampling: TinySam
         return {"prompt_ids": prompts, "completion_ids": [one.ids for one in flat]} | sampled
     if path == "native/infer":
         return {"responses": [_native_entry(one, sampling) for one in flat]}
-    if path == "v1/completions":
+    if path in ("v1/completions", "inference/v1/generate"):
         choices = [_completion(one, place, sampling, engine) for place, one in enumerate(flat)]
         return {"id": _name(flat[0], engine) if flat else "", "choices": choices}
     return _chat_reply(flat, sampling, engine)

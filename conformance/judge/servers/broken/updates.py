@@ -66,7 +66,13 @@ class Updates:
             self.engine.load(self.engine.weights | self.staged)
 
     def drop(self) -> None:
+        if self.staged and self.broken("a dead learner's half is served"):
+            self.engine.load(self.engine.weights | self.staged)
         self.staged = {}
+
+    def skip(self) -> None:
+        """The next update is lost."""
+        self._skips = 1
 
     def finish(self) -> bool:
         """Serve what was staged; False where nothing was. Errors: ``RejectedUpdate``."""
@@ -97,6 +103,7 @@ class Updates:
             is_left = (name == NORM and self.broken("one layernorm is never updated")) or (
                 name.startswith(VISION) and self.broken("the vision tower is never updated")
             )
+            is_left |= name == NORM and self.version > 0 and self.broken("the second update leaves out a layernorm")
             is_left |= name.endswith("bias") and self.broken("biases are never updated")
             new[name] = own[name] if is_left else new[name]
         self.engine.load(new)

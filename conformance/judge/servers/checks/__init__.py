@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from conformance.judge.rule_sets import NEWEST, SERVERS, judged_by
 from conformance.judge.servers.check import REGISTERED, Check
 from conformance.judge.servers.checks import (  # noqa: F401
+    adapters,
     calls,
     ends,
     generation,
@@ -16,6 +17,7 @@ from conformance.judge.servers.checks import (  # noqa: F401
     process,
     routes,
     sampling,
+    spans,
     tensors,
     updates,
     weights,

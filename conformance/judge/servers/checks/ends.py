@@ -146,3 +146,28 @@ def judge_reason(exchange: Exchange) -> str:
             if one.finish_reason != due:
                 return f"{one.finish_reason} for {len(one.ids)} of {limit} ids, the last of them {one.ids[-1:]}"
     return ""
+
+
+def ask_every_stop(talk: Talk) -> None:
+    """Each stop token of the model is made the likeliest id."""
+    ends = sorted(talk.subject.policies.stop_ids)
+    talk.note("stop_ids", ends)
+    for end in ends:
+        talk.generate(f"stop-{end}", QUESTIONS[:1], max_tokens=4, logit_bias={str(end): 100})
+
+
+@check(
+    "every-stop-token-ends-a-response",
+    "A response MUST end with each stop token that the model's generation config names, with the reason stop.",
+    clause="servers/a-response-says-what-was-generated#6",
+    ask=ask_every_stop,
+    since="2026-11-27",
+    needs=("model",),
+    dialects=("vllm",),
+)
+def judge_every_stop(exchange: Exchange) -> str:
+    for end in exchange.notes["stop_ids"]:
+        [one] = read_call(exchange, exchange.one(f"stop-{end}"))
+        if one.ids not in ([], [end]) or one.finish_reason != "stop":
+            return f"where {end} is the likeliest id, a response has the ids {one.ids} and ends by {one.finish_reason}"
+    return ""

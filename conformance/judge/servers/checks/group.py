@@ -7,8 +7,9 @@ from typing import Any
 from conformance.judge.ports import free_port
 from conformance.judge.servers.check import QUEUED, SHOULD, check
 from conformance.judge.servers.checks.generation import QUESTIONS
-from conformance.judge.servers.exchange import Exchange
-from conformance.judge.servers.peers import make_peer, open_peer, sync
+from conformance.judge.servers.checks.weights import expect, was, write
+from conformance.judge.servers.exchange import Exchange, RecordedCall
+from conformance.judge.servers.peers import BESIDE_EMBEDDINGS, halves, make_peer, open_peer, sync
 from conformance.judge.servers.talk import Stopped, Talk
 
 NEEDS = ("model", "group")
@@ -172,6 +173,42 @@ def judge_dying(exchange: Exchange) -> str:
     if exchange.notes.get("second_learner"):
         return f"the next learner cannot sync: {exchange.notes['second_learner']}"
     return judge_after(exchange)
+
+
+def ask_half(talk: Talk) -> None:
+    """A learner that is gone between two parts of an update."""
+    peer = sync(talk, 0)
+    first, _ = halves(talk.subject.policies.weights(1))
+    peer.send(first)
+    peer.group = None
+    talk.exchange.calls.clear()
+    _close(talk)
+    write(talk, "after")
+    expect(talk, "after", 0)
+    talk.exchange.calls.append(RecordedCall(label="-- next", method="-", path="-", status=200))
+    sync(talk, BESIDE_EMBEDDINGS)
+    write(talk, "new")
+    expect(talk, "new", BESIDE_EMBEDDINGS)
+
+
+@check(
+    "a-dead-learner-leaves-no-half-update",
+    "After a learner is gone between two parts of an update, calls SHOULD use the old weights or be rejected, and the "
+    "next update is served.",
+    clause="servers/one-learner-at-a-time-opens-the-weight-group#7",
+    grade=SHOULD,
+    dialects=("swift", "trl", "vllm"),
+    ask=ask_half,
+    since="2026-11-27",
+    needs=NEEDS,
+    is_dangerous=True,
+    requires=("new-weights-are-served", "recovers-from-a-dead-learner", "no-half-update-is-served"),
+    deadline_s=240,
+)
+def judge_half(exchange: Exchange) -> str:
+    if not exchange.one("after").is_refusal and not was(exchange, "after", 0):
+        return "half of an update whose learner is gone is served"
+    return "" if was(exchange, "new", BESIDE_EMBEDDINGS) else "the next update is not served"
 
 
 def _close(talk: Talk) -> None:

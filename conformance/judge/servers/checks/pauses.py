@@ -5,6 +5,7 @@ from conformance.judge.servers.checks import calls
 from conformance.judge.servers.checks.generation import QUESTIONS, ids_of, read
 from conformance.judge.servers.checks.routes import TODAY
 from conformance.judge.servers.exchange import Exchange
+from conformance.judge.servers.peers import open_peer
 from conformance.judge.servers.talk import Talk
 
 MODES = ("keep", "wait", "abort")
@@ -57,7 +58,7 @@ def ask_sleep(talk: Talk) -> None:
     for how, paths in WAKING.items():
         asleep = talk.post(f"sleep, {how}", "/sleep?level=1", timeout_s=60)
         if asleep.status in UNABLE:
-            talk.exchange.untestable = f"the server does not sleep: {asleep.summary()}"
+            talk.exchange.inapplicable = f"the server does not sleep: {asleep.summary()}"
             return
         for path in paths:
             talk.post(f"wake, {how}", path, timeout_s=60)
@@ -81,3 +82,38 @@ def judge_sleep(exchange: Exchange) -> str:
         return failed
     other = [how for how in WAKING if ids_of(exchange, f"after, {how}") != ids_of(exchange, "before")]
     return f"after waking {' and '.join(other)}, prompts have other answers" if other else ""
+
+
+def ask_deep_sleep(talk: Talk) -> None:
+    """Its weights are gone: as a learner that shares the GPU does, wake them, send them, then wake the cache."""
+    talk.generate("before", QUESTIONS, max_tokens=8)
+    asleep = talk.post("sleep", "/sleep?level=2", timeout_s=60)
+    if asleep.status in UNABLE:
+        talk.exchange.inapplicable = f"the server does not sleep: {asleep.summary()}"
+        return
+    talk.post("wake-weights", "/wake_up?tags=weights", timeout_s=60)
+    peer = open_peer(talk)
+    peer.send(talk.subject.policies.weights(0))
+    talk.post("finish", "/finish_weight_update", timeout_s=60)
+    talk.post("wake-cache", "/wake_up?tags=kv_cache", timeout_s=60)
+    talk.post("resume", "/resume")
+    talk.generate("after", QUESTIONS, max_tokens=8)
+
+
+@check(
+    "a-deep-sleeper-serves-the-weights-it-is-sent",
+    "After sleep at level 2, a server whose weights are woken and sent again MUST answer as before.",
+    clause="servers/a-server-that-rests-comes-back#3",
+    dialects=("vllm",),
+    ask=ask_deep_sleep,
+    since=TODAY,
+    needs=("model", "group"),
+    is_dangerous=True,
+    requires=("a-server-that-slept-answers-as-before", "same-weights-same-responses"),
+    deadline_s=150,
+)
+def judge_deep_sleep(exchange: Exchange) -> str:
+    if failed := exchange.unmet(ok=("before", "sleep", "wake-weights", "finish", "wake-cache", "after")):
+        return failed
+    is_same = ids_of(exchange, "after") == ids_of(exchange, "before")
+    return "" if is_same else "after deep sleep and an update with the same weights, prompts have other answers"

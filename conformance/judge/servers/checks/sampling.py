@@ -156,6 +156,8 @@ def judge_several(exchange: Exchange) -> str:
 
 KINDS = {"cold": {"temperature": 0.5}, "top_p": {}, "top_k": {}}
 OWN, DRAWN_FROM = "the model's own", "those of the distribution"
+COMPILING_S = 60.0
+"""A first call for log-probabilities may wait for an engine that compiles them."""
 LEAST_APART = 0.2
 """Nats between the log-probabilities of two kinds, from which on they differ."""
 
@@ -167,7 +169,9 @@ def ask_kinds(talk: Talk) -> None:
         return
     limits = {name: {name: shares.limits[name]} for name in ("top_p", "top_k")}
     for label, options in (KINDS | limits).items():
-        call = talk.generate(label, [shares.question] * 64, max_tokens=1, logprobs=True, **WHOLE | options)
+        call = talk.generate(
+            label, [shares.question] * 64, max_tokens=1, logprobs=True, timeout_s=COMPILING_S, **WHOLE | options
+        )
         came = talk.subject.dialect.read(call) if call.is_ok else []
         drawn = {one.ids[0]: one.logprobs[0] for one in came if one.logprobs and one.ids[0] in shares.logprobs}
         talk.note(label, [[round(shares.logprobs[i], 4), round(value, 4)] for i, value in drawn.items()])
@@ -183,7 +187,7 @@ def ask_kinds(talk: Talk) -> None:
     clause="servers/numbers-are-those-of-the-model#7",
     ask=ask_kinds,
     since="2026-11-27",
-    deadline_s=90,
+    deadline_s=120,
     requires=("logprobs-equal-transformers", "top-p-is-applied", "top-k-is-applied", "temperature-is-applied"),
 )
 def judge_kinds(exchange: Exchange) -> str:

@@ -9,7 +9,7 @@ from conformance.judge.servers.checks.numeric import ADDED, compare, judge_rows
 from conformance.judge.servers.checks.weights import NEEDS
 from conformance.judge.servers.exchange import Exchange
 from conformance.judge.servers.numbers import EVERY_TENSOR, distance, seen
-from conformance.judge.servers.peers import open_peer, sync
+from conformance.judge.servers.peers import BESIDE_EMBEDDINGS, open_peer, sync
 from conformance.judge.servers.pictures import CACHED, picture
 from conformance.judge.servers.talk import Talk
 
@@ -103,6 +103,34 @@ def judge_every(exchange: Exchange) -> str:
     return judge_rows(exchange, *(f"new-{place}" for place in range(exchange.notes["num"])))
 
 
+def ask_second(talk: Talk) -> None:
+    """Loaders that store a tensor in another form, as those of experts do, may find it only the first time."""
+    scorer = talk.subject.policies.scorer
+    scorer.weights_that_show()
+    peer = sync(talk, BESIDE_EMBEDDINGS)
+    sync(talk, EVERY_TENSOR, peer=peer)
+    for place, probe in enumerate(scorer.probes):
+        talk.generate(f"new-{place}", [probe], max_tokens=NUM_IDS, logprobs=True)
+        compare(talk, f"new-{place}", [probe], number=EVERY_TENSOR)
+    talk.note("num", len(scorer.probes))
+    sync(talk, 0, peer=peer)
+
+
+@check(
+    "a-second-update-is-as-exact",
+    "After a second update of all tensors in one group, log-probabilities MUST be those of transformers, within the "
+    "tolerance.",
+    clause="servers/what-was-sent-is-what-is-served#15",
+    ask=ask_second,
+    since="2026-11-27",
+    needs=NEEDS,
+    deadline_s=240,
+    requires=("every-tensor-is-updated", "old-weights-come-back"),
+)
+def judge_second(exchange: Exchange) -> str:
+    return judge_rows(exchange, *(f"new-{place}" for place in range(exchange.notes["num"])))
+
+
 def ask_cached_picture(talk: Talk) -> None:
     scorer, probe = talk.subject.policies.scorer, talk.subject.prompt("What is this?", picture(CACHED))
     scorer.weights_that_show()
@@ -123,7 +151,7 @@ def ask_cached_picture(talk: Talk) -> None:
     since=ADDED,
     needs=(*NEEDS, "pictures"),
     deadline_s=240,
-    requires=("every-tensor-is-updated",),
+    requires=("every-tensor-is-updated", "a-second-update-is-as-exact"),
 )
 def judge_cached_picture(exchange: Exchange) -> str:
     return judge_rows(exchange, "old", "new")
