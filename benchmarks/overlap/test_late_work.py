@@ -53,6 +53,7 @@ class Steps:
         began = time.perf_counter()
         self.prefetch.submit(step, requests)
         rollouts, _ = self.prefetch.collect(step, min_version=1)
+        self.prefetch.forget(step)
         self.took_s.append(time.perf_counter() - began)
         calls = self.prefetch.take_calls()
         by_server = [[call for call in calls if call.item.server_index == place] for place in range(2)]
