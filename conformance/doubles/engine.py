@@ -82,7 +82,7 @@ class RememberingEngine:
                 .tolist()
             )
         reason = "stop" if output[-1] in sampling.stop_token_ids else "length"
-        answer = SimpleNamespace(token_ids=output, finish_reason=reason)
+        answer = SimpleNamespace(token_ids=output, finish_reason=reason, logprobs=None)
         return SimpleNamespace(prompt_token_ids=list(expanded), outputs=[answer])
 
 

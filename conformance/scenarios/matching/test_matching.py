@@ -87,7 +87,7 @@ class UnusedEngine:
 
     def generate(self, prompts, sampling, *, use_tqdm, lora_request):
         self.runs += 1
-        answer = SimpleNamespace(token_ids=[1], finish_reason="length")
+        answer = SimpleNamespace(token_ids=[1], finish_reason="length", logprobs=None)
         return [SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[answer]) for prompt in prompts]
 
 

@@ -117,7 +117,7 @@ def test_a_rollout_that_is_too_old_is_dropped_and_its_sample_requested_again(ste
     ],
 )
 def test_the_staleness_counts_optimizer_steps_to_the_last_of_a_window(overrides, lead, oldest):
-    source = SimpleNamespace(fence=SimpleNamespace(backend=Servers()), decoding=GREEDY, ranks=Ranks())
+    source = SimpleNamespace(fence=SimpleNamespace(backend=Servers()), decoding=GREEDY, ranks=Ranks(), world=None)
     ahead = make_overlap(config_with(*SERVED, f"{OVERLAP}=ahead", *overrides), source)
     ahead.prefetch.close()
     assert (ahead.lead, ahead.max_staleness) == (lead, oldest)

@@ -139,7 +139,7 @@ def test_figures_are_means_over_responses_and_sums_of_what_their_values_cost():
         "advantage_size": 0.5, "continuations": 16.0, "continuation_tokens": 40.0, "states_per_continuation": 0.75,
     }  # fmt: skip
     assert objective().summarize((one, other, cost, cost)) == expected
-    assert climbing().summarize((one, other, cost, cost)) == expected | {"turns": 2.5}
+    assert climbing().summarize((one, other, cost, cost)) == expected | {"turns": 2.5, "reward_failed_rate": 0.0}
     assert objective().summarize(()) == objective().summarize((cost,)) == {}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rollmatch.cli.configured import add_config
 from rollmatch.cli.numbers import positive
 from rollmatch.config import RunConfig, load_config, resolved_yaml
+from rollmatch.config.custom import CustomConfig
 from rollmatch.config.effective import max_model_len, tensor_parallel_rule
 from rollmatch.config.schema import set_yaml
 from rollmatch.data import LazySamples
@@ -38,9 +39,9 @@ def _check(options: argparse.Namespace) -> None:
     check_servers_reachable(config, num_nodes=options.nnodes)
     prompts = _prompts(config, train, val)
     print(resolved_yaml(config) if options.all else set_yaml(config))
-    print(f"train: {_count(train)}  ({origin_of(config.custom, 'train')})")
-    is_evaluated = config.custom.is_evaluated
-    print(f"val: {_count(val)}  ({origin_of(config.custom, 'val')})" if is_evaluated else "val: none; not evaluated")
+    print(f"train: {_count(train, config.custom)}  ({origin_of(config.custom, 'train')})")
+    counted = f"{_count(val, config.custom)}  ({origin_of(config.custom, 'val')})"
+    print(f"val: {counted if config.custom.is_evaluated else 'none; not evaluated'}")
     print(f"longest segment: {config.global_max_length} tokens, prompt and response: {max_model_len(config)} tokens")
     for line in prompts:
         print(line)
@@ -72,12 +73,11 @@ def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) 
     ]
 
 
-def _count(samples: Sequence[Sample]) -> str:
-    if isinstance(samples, LazySamples):
-        objects = f", {samples.num_objects} objects" if samples.num_objects else ""
-        return f"{len(samples)} samples{objects}, read when they are used{samples.shown_dropped}"
-    num_objects = sum(len(sample.objects) for sample in samples)
-    return f"{len(samples)} samples{f', {num_objects} objects' if num_objects else ''}"
+def _count(samples: Sequence[Sample], custom: CustomConfig) -> str:
+    num = samples.num_objects if isinstance(samples, LazySamples) else sum(len(sample.objects) for sample in samples)
+    objects = f", {num} objects" if num or custom.detects else ""
+    kept = f", read when they are used{samples.shown_dropped}" if isinstance(samples, LazySamples) else ""
+    return f"{len(samples)} samples{objects}{kept}"
 
 
 def _num_ranks(options: argparse.Namespace) -> int | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from conformance.judge.rule_sets import NEWEST, SERVERS, judged_by
 from conformance.judge.servers.check import REGISTERED, Check
-from conformance.judge.servers.checks import (  # noqa: F401
+from conformance.judge.servers.checks import (
     adapters,
     calls,
     ends,
@@ -23,7 +23,17 @@ from conformance.judge.servers.checks import (  # noqa: F401
     weights,
 )
 
-CHECKS: tuple[Check, ...] = tuple(sorted(REGISTERED, key=lambda each: (each.is_dangerous, "process" in each.needs)))
+_BEFORE_UPDATES = (generation, liveness, calls, numeric, sampling, ends, adapters, keys, routes, pauses)
+_OF_UPDATES = (weights, group, tensors, spans, updates, process)
+"""Behind the others, which ask for the weights that the server was found with."""
+_ORDER = [module.__name__ for module in (*_BEFORE_UPDATES, *_OF_UPDATES)]
+
+
+def _place(check: Check) -> tuple[bool, bool, int]:
+    return check.is_dangerous, "process" in check.needs, _ORDER.index(check.judge.__module__)
+
+
+CHECKS: tuple[Check, ...] = tuple(sorted(REGISTERED, key=_place))
 BY_ID = {each.check_id: each for each in CHECKS}
 assert len(BY_ID) == len(CHECKS)
 

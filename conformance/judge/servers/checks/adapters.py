@@ -150,7 +150,8 @@ def ask_unloaded(talk: Talk) -> None:
     ask=ask_unloaded,
     since=TODAY,
     needs=NEEDS,
-    requires=("an-adapter-is-served-by-its-name",),
+    requires=("an-adapter-is-served-by-its-name", "a-bad-prompt-is-reported"),
+    is_dangerous=True,
     deadline_s=120,
 )
 def judge_unloaded(exchange: Exchange) -> str:

@@ -99,7 +99,7 @@ def _write(talk: Talk, label: str, max_tokens: int) -> Any:
     since=TODAY,
     needs=NEEDS,
     is_dangerous=True,
-    requires=("running-calls-survive-an-update", "weight-version-grows"),
+    requires=("running-calls-survive-an-update", "weight-version-grows", "one-prompt-one-response"),
     deadline_s=150,
 )
 def judge_versions(exchange: Exchange) -> str:
