@@ -3,10 +3,8 @@
 import base64
 import io
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from math import prod
 
 import torch
 from PIL import Image
@@ -16,10 +14,9 @@ from conformance.doubles.http_server import read_body, send
 from conformance.doubles.native_double import ROUTES, NativeDouble, serving
 from conformance.doubles.stock_server import StockDouble
 from conformance.judge.ports import free_port
+from conformance.judge.servers.broken.updates import QueuedGroup
 from conformance.oracle.policy import PICTURE
 from conformance.oracle.script import write
-from rollmatch.weights.group_address import GroupAddress, bind
-from rollmatch.weights.stateless import StatelessGroup
 
 
 class ScriptedServer(NativeDouble):
@@ -122,55 +119,56 @@ class ScriptedChunked:
 
     def __init__(self, directory, words, variant, fails=()):
         self.words, self.variant, self.log, self.kept = words, variant, [], {}
-        self.version, self.served, self.group, self.fresh = 0, {}, None, []
-        self.thread = ThreadPoolExecutor(1)
+        self.version, self.served, self.staged = 0, {}, {}
+        self.group = QueuedGroup(self)
 
     def answer(self, handler):
         name, body = handler.path.strip("/"), read_body(handler)
         paths = {"paths": {f"/{route}/": {} for route in self.routes}}
-        send(handler, 200, paths if name == "openapi.json" else getattr(self, name, lambda _: {"status": "ok"})(body))
+        made = paths if name == "openapi.json" else getattr(self, name, lambda _: {"status": "ok"})(body)
+        send(handler, 200, made or {})
 
     def get_world_size(self, _):
         return {"world_size": 1}
 
     def init_communicator(self, body):
-        limits = {"timeout_s": 30.0, "join_timeout_s": 30.0}
-        address = GroupAddress(host=body["host"], port=body["port"], rank=0, world_size=body["world_size"], **limits)
-        self.group = self.thread.submit(StatelessGroup, address, listener=bind(body["host"], body["port"]))
-        return {}
+        self.group.init(body["host"], body["port"], body["world_size"])
 
     def close_communicator(self, _):
-        group, self.group = self.group, None
-        if group is not None:
-            group.result().close()
-        return {}
+        self.group.close()
 
     def update_named_param(self, body):
-        return self.update_flattened_params({"metadatas": [body]})
+        self.group.announce([body["name"]], self.empty([body]), None)
 
     def update_flattened_params(self, body):
-        kinds = [(one["name"], getattr(torch, one["dtype"][6:]), tuple(one["shape"])) for one in body["metadatas"]]
-        self.fresh.append(self.thread.submit(self.receive, self.group, kinds))
-        return {}
-
-    @staticmethod
-    def receive(group, kinds):
-        flat = torch.empty(sum(dtype.itemsize * prod(shape) for _, dtype, shape in kinds), dtype=torch.uint8)
-        group.result().broadcast(flat)
-        sizes = [dtype.itemsize * prod(shape) for _, dtype, shape in kinds]
-        parts = zip(kinds, flat.split(sizes), strict=True)
-        return {name: part.clone().view(dtype).view(shape) for (name, dtype, shape), part in parts}
+        tensors = self.empty(body["metadatas"])
+        flat = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
+        self.group.announce([one["name"] for one in body["metadatas"]], tensors, flat)
 
     def reset_prefix_cache(self, _):
         """The end of a sync."""
-        received, self.fresh = self.fresh, []
-        for one in received:
-            self.served |= one.result()
-        if received:
-            self.version += 1
+        return {"success": self.group.finish()}
+
+    @staticmethod
+    def empty(described):
+        return [torch.empty(one["shape"], dtype=getattr(torch, one["dtype"][6:])) for one in described]
+
+    def broken(self, _):
+        return False
+
+    def stage(self, tensors):
+        self.staged |= tensors
+
+    def drop(self):
+        self.staged = {}
+
+    def finish(self):
+        """Serve what was staged, as another version."""
+        if self.staged:
+            self.served, self.staged, self.version = self.served | self.staged, {}, self.version + 1
             self.log.append(("commit", self.version, None))
-            self.kept[self.version] = {name: tensor.clone() for name, tensor in self.served.items()}
-        return {"success": True}
+            self.kept[self.version] = self.served
+        return True
 
     def respond(self, prompt, seed, values, stop_ids, *, logprobs):
         """What is written, and its log-probabilities; the request goes into the log."""
