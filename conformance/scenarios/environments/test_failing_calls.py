@@ -105,9 +105,9 @@ def test_too_many_failures_end_all_ranks():
             play(0.2)(member)
         return caught.value.problem, caught.value.is_shared
 
-    told = together(2, ends)
-    assert told[0] == told[1]
-    assert "[environment-failed] x:3: step('A'): KeyError: 'lost'" in told[0][0]
+    errors = together(2, ends)
+    assert errors[0] == errors[1]
+    assert "[environment-failed] x:3: step('A'): KeyError: 'lost'" in errors[0][0]
 
 
 @pytest.mark.scenario(clauses=["environments/a-call-that-fails-costs-its-episode#5"])

@@ -34,8 +34,7 @@ def test_older_weights_are_corrected_where_a_cap_says_so_and_their_values_are_co
 
 
 @pytest.mark.parametrize(("environment", "most"), [((), 64), (PLAYED, 99)])
-def test_the_constant_of_a_loss_is_the_longest_response_or_episode(monkeypatch, environment, most):
-    monkeypatch.setattr("rollmatch.run.objectives.make_world", lambda *_: None)
+def test_the_constant_of_a_loss_is_the_longest_response_or_episode(environment, most):
     assert objective_of(*GRPO, *LENGTHS, *environment).policy_rules.max_new_tokens == most
 
 

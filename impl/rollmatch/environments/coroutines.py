@@ -1,5 +1,6 @@
 """Environments whose ``reset`` and ``step`` are coroutines: a call that takes too long is cancelled."""
 
+import copy
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -27,8 +28,9 @@ class CoroutineEnvironment:
 
     def clone(self, rng: np.random.Generator) -> "CoroutineEnvironment":
         """A clone of the inner one."""
-        inner = self._inner.clone(rng)
-        return CoroutineEnvironment(lambda: inner, self._limits)
+        twin = copy.copy(self)
+        twin._inner = self._inner.clone(rng)
+        return twin
 
     def fingerprint(self) -> Hashable:
         """The inner one's."""

@@ -65,12 +65,12 @@ def load_environment(
         raise ConfigError(problem, code="environment-misfit", key=key, remedy=remedy)
     if missing:
         raise ConfigError(f"{name} has no {', '.join(missing)}", code="environment-misfit", key=key, remedy=remedy)
-    has_coroutines = is_verifiers_like(made) or iscoroutinefunction(getattr(made, "step", None))
-    if iscoroutinefunction(getattr(made, "step", None)):
+    is_of_coroutines = iscoroutinefunction(getattr(made, "step", None))
+    if is_of_coroutines:
         make = partial(CoroutineEnvironment, make, limits)
     if limits.processes:
         return partial(WorkerEnvironment, make, limits, (name.partition(":")[0],))
-    if limits.timeout_s is not None and not has_coroutines:
+    if limits.timeout_s is not None and not (is_of_coroutines or is_verifiers_like(made)):
         raise ConfigError(
             f"is {limits.timeout_s:g}, but calls of {name} run in this process and cannot be ended",
             code="call-without-end",

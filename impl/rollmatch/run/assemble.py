@@ -28,6 +28,7 @@ from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.objectives.protocol import Objective
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
+from rollmatch.rollout.episodes import EpisodeRunner
 from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.overlap import Lockstep, Mixed, Overlap, WithoutRollouts, run_ahead
@@ -132,14 +133,15 @@ def make_parts(
 ) -> TrainerParts:
     """All parts, ready. Starts the rollout engine or connects to the servers, the slowest part."""
     rules = config.custom.extra.rollout_matching
-    objective = make_taught_objective(config, template, policy=model)
+    world = make_world(config, template)
+    objective = make_taught_objective(config, template, policy=model, world=world)
     temperature = None if config.custom.learns_from_rollouts else 1.0  # that of the losses: nothing is sampled
     decoding = replace(make_decoding(rules, temperature=temperature), logprobs=objective.wants_logprobs)
     source = make_source(config, model, template, journal=journal, ranks=ranks)
     try_out(source.fence.backend, decoding)
     if source.fence.mode.mode == "adapter" and source.fence.backend.takes_adapters:
         source.fence.mode.attempt(partial(try_out_adapters, source.fence.backend, model), ranks)
-    source = replace(source, decoding=decoding, eval_decoding=make_eval_decoding(config))
+    source = replace(source, decoding=decoding, eval_decoding=make_eval_decoding(config), world=world)
     learner = Learner(
         objective=objective,
         batcher=_make_batcher(config, model, objective, pad_id=template.pad_id, ranks=ranks),
@@ -158,19 +160,21 @@ def make_parts(
     return TrainerParts(source, make_overlap(config, source), learner, logged_completions)
 
 
-def make_taught_objective(config: RunConfig, template: Template, *, policy: torch.nn.Module | None = None) -> Objective:
-    """The objective, with the teachers that it has; ``policy``: as ``make_teachers``.
+def make_taught_objective(
+    config: RunConfig, template: Template, *, world: EpisodeRunner | None, policy: torch.nn.Module | None = None
+) -> Objective:
+    """The objective, with the teachers that it has; ``policy``: as ``make_teachers``, ``world``: as ``make_objective``.
 
     Errors: those of ``make_objective`` and ``make_teachers``.
     """
     teachers = make_teachers(config, template, partial(_load_teacher, config), policy=policy)
-    return make_objective(config, template, teachers)
+    return make_objective(config, template, teachers, world=world)
 
 
 def make_source(
     config: RunConfig, model: torch.nn.Module, template: Template, *, journal: Journal, ranks: Ranks
 ) -> RolloutSource:
-    """Backend and fence; both decodings are as configured for training. Sets torch's threads."""
+    """Backend and fence; both decodings are as configured for training, and no environment. Sets torch's threads."""
     rules = config.custom.extra.rollout_matching
     on_gpu = torch.cuda.is_available()
     threads = config.training.learner_threads or (None if on_gpu else _threads_per_rank())
@@ -187,7 +191,6 @@ def make_source(
         journal=journal,
         ranks=ranks,
         run_seed=config.training.seed,
-        world=make_world(config, template),
         precision=rollout_precision(config, model),
         num_threads=effective.rollout_threads(config, on_gpu=on_gpu),
     )

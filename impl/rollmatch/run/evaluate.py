@@ -164,17 +164,19 @@ def _opened(subject: EvaluationTarget, samples: Sequence[Sample], out: Path, *, 
         from rollmatch.journal import Journal
         from rollmatch.ranks import Ranks
         from rollmatch.run.assemble import make_eval_decoding, make_source, make_taught_objective, make_template
+        from rollmatch.run.vineppo_objective import make_world
         from rollmatch.weights.named_weights import named_weights
 
         disable_progress_bar()
         template, model = make_template(config), _policy(subject)
         samples = usable(template, samples) if skip_bad else samples
-    journal = Journal(out / "journal.jsonl")
+    journal, world = Journal(out / "journal.jsonl"), make_world(config, template)
     source = make_source(config, model, template, journal=journal, ranks=Ranks.from_environment())
     try:
-        source = replace(source, eval_decoding=replace(make_eval_decoding(config), logprobs=config.custom.detects))
+        eval_decoding = replace(make_eval_decoding(config), logprobs=config.custom.detects)
+        source = replace(source, eval_decoding=eval_decoding, world=world)
         source.sync(subject.step, lambda: named_weights(model))
-        objective = make_taught_objective(config, template)
+        objective = make_taught_objective(config, template, world=world)
         yield _Policy(samples, source, objective, _context(source, model, subject.step))
     finally:
         source.fence.backend.close()

@@ -21,16 +21,22 @@ from rollmatch.objectives.rollout_matching.match import MatchRules, TransportRul
 from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective, SupervisedObjective
 from rollmatch.objectives.rollout_matching.supervision import MaskRules
 from rollmatch.objectives.rollout_matching.target import RolloutMatching, fitted_format
+from rollmatch.rollout.episodes import EpisodeRunner
 from rollmatch.run.plugins import load_configured_format, load_rewards
-from rollmatch.run.vineppo_objective import make_vineppo, make_world
+from rollmatch.run.vineppo_objective import make_vineppo
 
 
-def make_objective(config: RunConfig, template: Template, teachers: Sequence[Teacher] = ()) -> Objective:
-    """What ``custom.trainer_variant`` names; ``teachers`` are distill's. Errors: ``RewardUnknown``."""
+def make_objective(
+    config: RunConfig, template: Template, teachers: Sequence[Teacher] = (), *, world: EpisodeRunner | None = None
+) -> Objective:
+    """What ``custom.trainer_variant`` names; ``teachers`` are distill's, ``world`` is that of ``make_world``.
+
+    Errors: ``RewardUnknown``.
+    """
     if config.custom.trainer_variant == "grpo":
-        return GrpoObjective(**_of_grpo(config, template))
+        return GrpoObjective(**_of_grpo(config, template), world=world)
     if config.custom.trainer_variant == "distill":
-        return _distill(config, template, teachers)
+        return _distill(config, template, teachers, world)
     if config.custom.trainer_variant in ("vineppo", "vineppo_mcts"):
         return make_vineppo(
             config,
@@ -38,6 +44,7 @@ def make_objective(config: RunConfig, template: Template, teachers: Sequence[Tea
             reuse=_reuse(config.custom.extra.grpo),
             policy_rules=_policy_rules(config, template),
             logprob_rules=_logprob_rules(config),
+            world=world,
         )
     if config.custom.teaches_text:
         return _chat(template)
@@ -59,15 +66,17 @@ def _of_grpo(config: RunConfig, template: Template) -> dict[str, Any]:
         "policy_rules": _policy_rules(config, template),
         "rewards": load_rewards(config),
         "vocabulary": template.vocabulary,
-        "world": make_world(config, template),
     }
 
 
-def _distill(config: RunConfig, template: Template, teachers: Sequence[Teacher]) -> DistillObjective:
+def _distill(
+    config: RunConfig, template: Template, teachers: Sequence[Teacher], world: EpisodeRunner | None
+) -> DistillObjective:
     rules, divergence = config.custom.extra.distill, None
     if rules.beta is not None and rules.top_k is not None:
         divergence = Divergence(beta=rules.beta, top_k=rules.top_k)
-    return DistillObjective(**_of_grpo(config, template), teachers=tuple(teachers), divergence=divergence)
+    fields = _of_grpo(config, template)
+    return DistillObjective(**fields, world=world, teachers=tuple(teachers), divergence=divergence)
 
 
 def _reuse(rules: GrpoConfig) -> Reuse:

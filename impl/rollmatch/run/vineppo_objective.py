@@ -22,8 +22,14 @@ MOST_KEPT = 4096
 """Observations whose ids are kept: those of a small world come again and again."""
 
 
-def make_vineppo(
-    config: RunConfig, template: Template, *, reuse: Reuse, policy_rules: PolicyRules, logprob_rules: LogprobRules
+def make_vineppo(  # noqa: PLR0913  # what objectives on rewards share is made by the caller
+    config: RunConfig,
+    template: Template,
+    *,
+    reuse: Reuse,
+    policy_rules: PolicyRules,
+    logprob_rules: LogprobRules,
+    world: EpisodeRunner | None,
 ) -> VinePpoObjective:
     """``trainer_variant`` vineppo or vineppo_mcts. Errors: ``RewardUnknown``."""
     rules = config.custom.extra.vineppo
@@ -41,7 +47,7 @@ def make_vineppo(
         normalization=rules.normalization,
         run_seed=config.training.seed,
         prompt_of=template.prompt_token_ids,
-        world=make_world(config, template),
+        world=world,
         reads_logprobs=rules.steps == "low_probability" or rules.search.select == "puct",
     )
 

@@ -54,7 +54,7 @@ class RewardCall:
         if inspect.iscoroutinefunction(self.function):
             return run_coroutine(self._gather(calls))
         if self.processes is not None:
-            return [self._told(found) for found in self.processes.map(self.function, calls)]
+            return [self._named(found) for found in self.processes.map(self.function, calls)]
         return [self._try(arguments, named) for arguments, named in calls]
 
     def _arguments(self, answer: str, sample: Sample) -> Arguments:
@@ -89,7 +89,8 @@ class RewardCall:
                 raise each
         return found
 
-    def _told(self, found: object) -> object:
+    def _named(self, found: object) -> object:
+        """A call that was ended, by an error of ours."""
         if not isinstance(found, TimeoutError) or self.timeout_s is None:
             return found
         problem, remedy = f"no value within {self.timeout_s:g} s", "Raise timeout_s, or make it faster."
