@@ -103,7 +103,12 @@ def ask_two(talk: Talk) -> None:
 def judge_two(exchange: Exchange) -> str:
     if failed := exchange.unmet(ok=("load-one", "load-other", "one", "other", "model")):
         return failed
-    wrong = [label for label in ("one", "other", "model") if not was(exchange, label)]
+    return _others(exchange, "one", "other", "model")
+
+
+def _others(exchange: Exchange, *labels: str) -> str:
+    """Which of these answers are not what their policy writes."""
+    wrong = [label for label in labels if not was(exchange, label)]
     return f"{' and '.join(wrong)}: the answers are of other weights" if wrong else ""
 
 
@@ -157,8 +162,7 @@ def ask_unloaded(talk: Talk) -> None:
 def judge_unloaded(exchange: Exchange) -> str:
     if failed := exchange.unmet(refused=("gone",), ok=("load", "load-other", "unload", "other", "model")):
         return failed
-    wrong = [label for label in ("other", "model") if not was(exchange, label)]
-    return f"{' and '.join(wrong)}: the answers are of other weights" if wrong else ""
+    return _others(exchange, "other", "model")
 
 
 def ask_rank(talk: Talk) -> None:
@@ -186,5 +190,4 @@ def judge_rank(exchange: Exchange) -> str:
         return f"it is not refused: {bad.summary()}"
     if failed := exchange.unmet(ok=("load", "one", "model")):
         return failed
-    wrong = [label for label in ("one", "model") if not was(exchange, label)]
-    return f"{' and '.join(wrong)}: the answers are of other weights" if wrong else ""
+    return _others(exchange, "one", "model")

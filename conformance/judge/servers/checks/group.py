@@ -7,8 +7,8 @@ from typing import Any
 from conformance.judge.ports import free_port
 from conformance.judge.servers.check import QUEUED, SHOULD, check
 from conformance.judge.servers.checks.generation import QUESTIONS
-from conformance.judge.servers.checks.weights import expect, was, write
-from conformance.judge.servers.exchange import Exchange, RecordedCall
+from conformance.judge.servers.checks.weights import ask_next, expect, was, write
+from conformance.judge.servers.exchange import Exchange
 from conformance.judge.servers.peers import BESIDE_EMBEDDINGS, halves, make_peer, open_peer, sync
 from conformance.judge.servers.talk import Stopped, Talk
 
@@ -185,10 +185,7 @@ def ask_half(talk: Talk) -> None:
     _close(talk)
     write(talk, "after")
     expect(talk, "after", 0)
-    talk.exchange.calls.append(RecordedCall(label="-- next", method="-", path="-", status=200))
-    sync(talk, BESIDE_EMBEDDINGS)
-    write(talk, "new")
-    expect(talk, "new", BESIDE_EMBEDDINGS)
+    ask_next(talk)
 
 
 @check(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.judge.servers.check import SHOULD, check
 from conformance.judge.servers.checks.generation import QUESTIONS
 from conformance.judge.servers.checks.liveness import LONG
-from conformance.judge.servers.checks.weights import MAX_TOKENS, NEEDS, expect, judge_ok, was, write
+from conformance.judge.servers.checks.weights import MAX_TOKENS, NEEDS, ask_next, expect, judge_ok, was, write
 from conformance.judge.servers.exchange import Exchange, RecordedCall
 from conformance.judge.servers.peers import BESIDE_EMBEDDINGS, make_peer, open_peer, sync
 from conformance.judge.servers.talk import Stopped, Talk
@@ -91,10 +91,7 @@ def _ask_wrong(talk: Talk, tensors: "dict[str, Tensor]") -> None:
     write(talk, "after")
     expect(talk, "after", 0)
     peer.close()
-    talk.exchange.calls.append(RecordedCall(label="-- next", method="-", path="-", status=200))
-    sync(talk, BESIDE_EMBEDDINGS)
-    write(talk, "new")
-    expect(talk, "new", BESIDE_EMBEDDINGS)
+    ask_next(talk)
 
 
 @check(

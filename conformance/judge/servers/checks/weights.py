@@ -5,7 +5,7 @@ import math
 from conformance.judge.servers.check import QUEUED, SHOULD, check
 from conformance.judge.servers.checks.generation import QUESTIONS, ids_of, read, same_but_stop
 from conformance.judge.servers.checks.liveness import LONG
-from conformance.judge.servers.exchange import Exchange
+from conformance.judge.servers.exchange import Exchange, RecordedCall
 from conformance.judge.servers.peers import BESIDE_EMBEDDINGS, halves, open_peer, sync
 from conformance.judge.servers.talk import Talk
 
@@ -26,6 +26,14 @@ def expect(talk: Talk, label: str, number: int, questions: tuple[str, ...] = QUE
     if call.is_ok:
         scorer, came = talk.subject.policies.scorer, talk.subject.dialect.read(call)
         talk.note(f"{label}-{number}", [scorer.greedy(number, one.prompt_ids, one.ids, MAX_TOKENS) for one in came])
+
+
+def ask_next(talk: Talk) -> None:
+    """Whether a whole update works after one that did not."""
+    talk.exchange.calls.append(RecordedCall(label="-- next", method="-", path="-", status=200))
+    sync(talk, BESIDE_EMBEDDINGS)
+    write(talk, "new")
+    expect(talk, "new", BESIDE_EMBEDDINGS)
 
 
 def was(exchange: Exchange, label: str, number: int | None = None) -> bool:
