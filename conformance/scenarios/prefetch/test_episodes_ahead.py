@@ -167,7 +167,7 @@ GRPO = ("custom.trainer_variant=grpo", "custom.extra.grpo.num_generations=3", "t
 ONE_STEP = ("custom.extra.grpo.steps_per_generation=1", "custom.extra.grpo.num_iterations=1")
 
 
-@pytest.mark.scenario(clauses=["prefetch/grpo-plays-episodes-ahead#1,2,3"])
+@pytest.mark.scenario("prefetch/five-steps-with-episodes", clauses=["prefetch/grpo-plays-episodes-ahead#1,2,3"])
 @pytest.mark.parametrize("in_flight", ["wait", "keep", "restart"])
 def test_a_run_learns_from_episodes_that_are_as_old_as_allowed(in_flight, tmp_path):
     requested = {}

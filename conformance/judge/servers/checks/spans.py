@@ -48,7 +48,7 @@ def _ends_of(text: str) -> list[dict[str, Any]]:
     since=TODAY,
     needs=NEEDS,
     is_dangerous=True,
-    requires=("running-calls-survive-an-update", "a-stream-is-the-whole-response"),
+    requires=("running-calls-survive-an-update", "a-stream-is-the-whole-response", "a-pause-loses-no-response"),
     deadline_s=150,
 )
 def judge_stream(exchange: Exchange) -> str:
