@@ -18,7 +18,6 @@ pytest_plugins = [
     "conformance.doubles.run_fixtures",
     "conformance.tools.outside_tools",
     "conformance.tools.gpus",
-    "conformance.judge.servers.plugin",
     "conformance.tools.plugin",
 ]
 

@@ -1,4 +1,4 @@
-"""The judge as people install it: its wheel, without torch, transformers and rollmatch."""
+"""The judge as people install it: its wheel, without pytest, torch, transformers and rollmatch."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ BLOCKER = """
 import sys
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers", "rollmatch", "psutil", "vllm"):
+        if name.partition(".")[0] in ("torch", "transformers", "rollmatch", "psutil", "pytest", "vllm"):
             raise ModuleNotFoundError(f"{name} is not here", name=name)
 sys.meta_path.insert(0, Blocker())
 """

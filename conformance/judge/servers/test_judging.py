@@ -10,15 +10,15 @@ import psutil
 import pytest
 
 from conformance.doubles.digits import ROOT
-from conformance.doubles.judged import replying, small_server, subject_at
+from conformance.doubles.judged import replying, subject_at
 from conformance.judge.servers.check import MISSED, PASSED, UNTESTABLE, Check, CheckVerdict, judge
 from conformance.judge.servers.checks import BY_ID, CHECKS
+from conformance.judge.servers.command import policies_of
 from conformance.judge.servers.declared import outside_of
 from conformance.judge.servers.dialects import DIALECTS
 from conformance.judge.servers.exchange import Exchange, RecordedCall
 from conformance.judge.servers.judge import Judging, rows_to_ask
 from conformance.judge.servers.known import Known
-from conformance.judge.servers.plugin import policies_of
 from conformance.judge.servers.preflight import outside_ranges
 from conformance.judge.servers.recording import Recording, read_recording, write_recording
 from conformance.judge.servers.run import ask, ask_and_judge
@@ -93,12 +93,12 @@ def test_the_dialect_is_found_by_the_routes_or_named():
         find_dialect(url)
 
 
-def test_what_judges_over_http_loads_neither_torch_nor_the_implementation():
-    names = [f"conformance.judge.servers.{name}" for name in ("checks", "run", "subject", "plugin", "verdicts")]
+def test_what_judges_over_http_loads_neither_pytest_nor_torch_nor_the_implementation():
+    names = [f"conformance.judge.servers.{name}" for name in ("checks", "run", "command", "subject", "verdicts")]
     code = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
-    code += "print([name for name in ('torch', 'transformers', 'rollmatch', 'psutil') if name in sys.modules])"
+    code += "print({'pytest', 'torch', 'transformers', 'rollmatch', 'psutil'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    assert done.stdout == "set()\n"
 
 
 def test_the_signs_of_a_dialect_are_those_by_which_the_client_finds_it():
@@ -147,23 +147,14 @@ def run_pytest(*arguments):
     return done.returncode, done.stdout
 
 
-def test_a_server_is_judged_by_its_url_and_nothing_else_runs(tmp_path):
-    with small_server() as server:
-        code, output = run_pytest(
-            *("conformance", "--server", server.url, "--no-dangerous", "--report-json", str(tmp_path / "r.json")),
-            *("--check", HEALTH.check_id, "--check", "wrong-method-is-405", "--check", "copies-of-a-prompt-differ"),
-            *("--check", "greedy-equals-transformers", "--matrix", str(tmp_path / "matrix")),
-        )
-    assert code == 1, output
-    assert "pass          MUST   health-with-and-without-slash" in output
-    assert "must          MUST   wrong-method-is-405" in output
-    assert "should        SHOULD copies-of-a-prompt-differ" in output
-    assert "not-testable  MUST   greedy-equals-transformers" in output
-    assert "1 failed, 2 passed, 1 skipped" in output
-    assert read_recording(tmp_path / "r.json").exchanges.keys() >= {HEALTH.check_id}
-    rows = {row["id"]: row["cells"] for row in json.loads((tmp_path / "matrix/matrix.json").read_text())["checks"]}
-    assert rows["servers/health-with-and-without-slash"]["trl-server"]["verdict"] == "passed"
-    assert rows["servers/wrong-method-is-405"]["trl-server"]["verdict"] == "failed"
+def test_the_matrix_has_a_cell_for_every_recorded_server(tmp_path):
+    test = tmp_path / "test_one.py"
+    test.write_text("def test_one():\n    pass\n")
+    matrix, words = tmp_path / "matrix", ("--rootdir", str(tmp_path), "-c", "/dev/null")
+    code, output = run_pytest(str(test), "-p", "conformance.tools.plugin", "--matrix", str(matrix), *words)
+    assert code == 0, output
+    rows = {row["id"]: row["cells"] for row in json.loads((matrix / "matrix.json").read_text())["checks"]}
+    assert rows["servers/greedy-repeats"].keys() >= {"rollmatch-trl-0.2.0", "trl-1.10.0"}
 
 
 def test_gpu_tests_without_gpus_are_not_testable_and_fail(tmp_path):

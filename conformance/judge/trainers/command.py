@@ -16,20 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance.judge.rule_sets import TRAINERS, judged_by
-from conformance.judge.servers.badge import write_badge
-from conformance.judge.servers.command import (
-    CODES,
-    add_reports,
-    check_files,
-    explained,
-    is_installed,
-    leave,
-    line_of,
-    say,
-)
+from conformance.judge.servers.command import INTERRUPTED, explained, leave, line_of, say, write_reports
+from conformance.judge.servers.options import CODES, add_reports, check_files, is_installed
 from conformance.judge.servers.report_commands import add_gaps, add_rules
-from conformance.judge.servers.reports import MEANINGS, write_json, write_junit
-from conformance.judge.servers.sheet import write_sheet
+from conformance.judge.servers.reports import MEANINGS
 from conformance.judge.servers.verdicts import summary
 
 EXTRA = "pip install 'rollmatch-judge[trainers]'"
@@ -52,8 +42,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
 
 
 def run() -> NoReturn:
-    """``main`` as a process of its own; a thread that a trainer left hanging may break an ordinary end."""
-    leave(main())
+    """``main`` as a process of its own."""
+    leave(main)
 
 
 def make_parser(prog: str) -> argparse.ArgumentParser:
@@ -94,11 +84,9 @@ def judge_trainer(options: argparse.Namespace, words: Sequence[str], prog: str) 
         judgement.is_finished = True
     except KeyboardInterrupt:
         is_ended = True
-    for name, write in (("json", write_json), ("junit", write_junit), ("page", write_sheet), ("badge", write_badge)):
-        if (path := getattr(options, name)) is not None:
-            write(judgement, path)
+    write_reports(judgement, options)
     say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
-    code = 128 + signal.SIGINT if is_ended else judgement.exit_code
+    code = INTERRUPTED if is_ended else judgement.exit_code
     say("not finished" if is_ended else f"{code}: {judgement.preflight.problem or MEANINGS[code]}")
     return code
 
