@@ -8,7 +8,7 @@ from conformance.doubles.shapes import QWEN3_8B, model_directory
 from rollmatch.config import load_config
 from rollmatch.plan.forecast import Forecaster, Site
 from rollmatch.plan.rates import load_rates
-from rollmatch.plan.shape import read_shape
+from rollmatch.plan.shape import read_shape, read_teachers
 from rollmatch.plan.workload import make_workload
 
 
@@ -18,10 +18,12 @@ def forecaster(tmp_path):
 
     def make(*overrides, num_gpus=4, num_nodes=1, engines_per_server=None, gpu="H200", rates=None):
         config = load_config(str(ROOT / "fixtures/digits/3v1.yaml"), [f"model.model={directory}", *LARGE, *overrides])
+        shape = read_shape(directory, dtype=config.model.torch_dtype)
         return Forecaster(
             config=config,
-            shape=read_shape(directory, dtype=config.model.torch_dtype),
-            work=make_workload(config, prompt_len=1500, response_len=None),
+            shape=shape,
+            teachers=read_teachers(config),
+            work=make_workload(config, shape, prompt_len=1500, response_len=None),
             rates=rates or load_rates(),
             site=Site(gpu=gpu, nodes=(num_gpus,) * num_nodes, engines_per_server=engines_per_server),
         )

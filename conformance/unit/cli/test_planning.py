@@ -14,13 +14,15 @@ from rollmatch.cli import plan as planning
 from rollmatch.cli.main import main
 from rollmatch.config import load_config
 from rollmatch.plan.forecast import Site, make_forecaster
+from rollmatch.plan.memory import LearnerMemory
 
 
 def forecast_of(split="3 + 1", *, cache=3e9, problem="", reference=0.0):
-    parts = {"weights": 1.26e9, "learning": 2e9, "activations": 3e9, "head": 4e9, "overhead": 5e9}
+    parts = {"weights": 1.26e9, "learning": 2e9, "activations": 3e9, "head": 4e9, "overhead": 5e9, "teachers": 0.0}
+    learner = LearnerMemory(reference=reference, averages=reference / 2, **parts)
     return SimpleNamespace(
         split=split, server=SimpleNamespace(weights=2e9, cache=cache, num_requests=7), gpu_bytes=8e9,
-        learner=SimpleNamespace(total=16e9, reference=reference, **parts), learner_bytes=18e9,
+        learner=learner, learner_bytes=18e9,
         rollout_s=1.26, score_s=0.5, learn_s=2.0, sync_s=0.126, step_s=4.0, rollouts_per_s=1.234, problem=problem,
         layout="a layout",
     )  # fmt: skip
@@ -35,7 +37,7 @@ def forecast_of(split="3 + 1", *, cache=3e9, problem="", reference=0.0):
 )
 def test_a_split_is_shown_with_its_memory_and_its_seconds(changed, is_best, engine, last):
     assert planning._row(forecast_of(**changed), is_best=is_best) == [
-        *("3 + 1", engine, "7", "16 of 18 GB", "1.3 s", "0.5 s", "2.0 s", "0.13 s", "4.0 s", "1.23", last)
+        *("3 + 1", engine, "7", "15 of 18 GB", "1.3 s", "0.5 s", "2.0 s", "0.13 s", "4.0 s", "1.23", last)
     ]
 
 
@@ -46,7 +48,7 @@ def test_the_best_split_is_named_with_what_it_assumes(reference):
     planning.print_proposal(proposal, Console(file=text, width=120, highlight=False))
     shown = text.getvalue()
     assert shown.count(" best ") == 1
-    held = "reference 6.0 GB, " if reference else ""
+    held = "reference 6.0 GB, averages 3.0 GB, " if reference else ""
     assert shown.splitlines()[-5:] == [
         "best: 3 + 1, 1.23 rollouts/s: a layout",
         f"learner: weights 1.3 GB, learning 2.0 GB, activations 3.0 GB, {held}head 4.0 GB, overhead 5.0 GB",

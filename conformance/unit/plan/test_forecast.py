@@ -49,7 +49,7 @@ def test_memory_by_hand(forecaster):
     layer = 2 * 12_000 * (8 * 4096 + 4 * 12_288 + (3 * 32 + 4 * 8) * 128)
     assert forecast.learner.activations == pytest.approx(2 * 12_000 * 4096 * 36 + 2 * layer)
     beside = 0.5e9 + 2.5e9
-    assert forecast.learner.total == sum(astuple(forecast.learner)[:4]) + beside
+    assert forecast.learner.total == sum(astuple(forecast.learner)[:6]) + beside
     assert forecast.server.cache == 0.9 * 150.1e9 - forecast.learner.weights - 4e9
     assert forecast.server.num_requests == 256
 
@@ -197,13 +197,15 @@ def test_a_number_of_tokens_bounds_a_pass_whatever_the_samples(forecaster):
     """400 segments of 3,000 tokens: four fit a row of 12,500, so 100 passes of that many; or two segments, and one."""
     samples = ("training.gradient_accumulation_steps=1", "training.per_device_train_batch_size=400")
     rows = ("training.packing=false", "training.tokens_per_micro_batch=12500")
-    many, few = (
-        make_workload(forecaster(*settings, *rows).config, prompt_len=2500, response_len=500)
-        for settings in (samples, (samples[0], "training.per_device_train_batch_size=2"))
-    )
+    two = (samples[0], "training.per_device_train_batch_size=2")
+
+    def work_of(*settings):
+        made = forecaster(*settings)
+        return make_workload(made.config, made.shape, prompt_len=2500, response_len=500)
+
+    many, few, padded = work_of(*samples, *rows), work_of(*two, *rows), work_of(*samples, rows[0])
     assert (many.row_len, many.num_passes, many.fill) == (12500, 100, 1.0)
     assert (few.row_len, few.num_passes) == (6000, 1)
-    padded = make_workload(forecaster(*samples, rows[0]).config, prompt_len=2500, response_len=500)
     assert (padded.row_len, padded.num_passes) == (400 * 3000, 1)
     by_tokens, by_samples = (
         replace(forecaster(*samples, *more), work=work).forecast(split(3, 1)).learner.activations
@@ -225,7 +227,8 @@ SCORING = [
 def test_log_probabilities_are_scored_by_the_passes_that_a_run_makes(settings, passes):
     """Old ones by the learner cost a pass only where it learns from rollouts more than once."""
     config = load_config(str(GRPO), absolute("custom.extra.grpo.beta=0", *(f"custom.extra.{one}" for one in settings)))
-    shape, work = read_shape(MODEL, dtype="float32"), make_workload(config, prompt_len=100, response_len=50)
+    shape = read_shape(MODEL, dtype="float32")
+    work = make_workload(config, shape, prompt_len=100, response_len=50)
     site, rates = Site(gpu="H200", nodes=(4,)), load_rates().model_copy(update={"dora_share": 1.0})
     one = Forecaster(config=config, shape=shape, work=work, rates=rates, site=site).forecast(split(3, 1))
     body = 150 * (2 * shape.active_weights + 2 * 150 * shape.num_layers * shape.num_heads * shape.head_len)
@@ -251,11 +254,13 @@ def test_a_measured_step_of_servers_and_a_learner_is_forecast_within_a_quarter(s
     assert run["machine"]["gpus"] == ["NVIDIA H200"] * num_gpus
     shutil.copytree(MODEL, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     (tmp_path / "model/config.json").write_text(json.dumps(config_of() | {"dtype": "bfloat16"}))
-    config = load_config(str(GRPO), absolute(*BIG, f"model.model={tmp_path / 'model'}"))
+    config = load_config(str(GRPO), absolute(*BIG, f"model.model={tmp_path / 'model'}", "training.share_prompts=false"))
+    shape, lengths = read_shape(tmp_path / "model", dtype="bfloat16"), (big["prompt_len"], big["response_len"])
+    prompt_len, response_len = map(round, lengths)
     one = Forecaster(
         config=config,
-        shape=read_shape(tmp_path / "model", dtype="bfloat16"),
-        work=make_workload(config, prompt_len=round(big["prompt_len"]), response_len=round(big["response_len"])),
+        shape=shape,
+        work=make_workload(config, shape, prompt_len=prompt_len, response_len=response_len),
         rates=load_rates(),
         site=Site(gpu="H200", nodes=(num_gpus,)),
     ).forecast(split(*sizes))

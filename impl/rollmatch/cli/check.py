@@ -8,11 +8,14 @@ from rollmatch.cli.configured import add_config
 from rollmatch.cli.numbers import positive
 from rollmatch.config import RunConfig, load_config, resolved_yaml
 from rollmatch.config.custom import CustomConfig
-from rollmatch.config.effective import max_model_len, tensor_parallel_rule
+from rollmatch.config.effective import learner_dtype, max_model_len, tensor_parallel_rule
 from rollmatch.config.schema import set_yaml
 from rollmatch.data import LazySamples
 from rollmatch.data.splits import origin_of
+from rollmatch.errors import ConfigError
 from rollmatch.launch.processes import parse_gpus
+from rollmatch.plan.memory import average_bytes, teacher_bytes
+from rollmatch.plan.shape import read_shape, read_teachers
 from rollmatch.records import Sample
 from rollmatch.run.server_checks import check_servers_reachable
 from rollmatch.startup import loading
@@ -45,6 +48,8 @@ def _check(options: argparse.Namespace) -> None:
     print(f"longest segment: {config.global_max_length} tokens, prompt and response: {max_model_len(config)} tokens")
     for line in prompts:
         print(line)
+    for line in _teachers(config):
+        print(line)
     print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
     if num_ranks is not None:
         print(f"learner ranks: {num_ranks} on {options.nnodes or 1} nodes")
@@ -71,6 +76,20 @@ def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) 
         for name, fit in zip(("train", "val"), found)
         if fit.samples
     ]
+
+
+def _teachers(config: RunConfig) -> list[str]:
+    """Memory of what teaches in the learner's process; models and averages that are not there are left out."""
+    entries = config.custom.extra.distill.teachers
+    if not any(one.model or one.average is not None for one in entries):
+        return []
+    try:
+        shape, models = read_shape(config.model.model, dtype=learner_dtype(config)), read_teachers(config)
+    except ConfigError as error:
+        return [f"teachers: memory is not counted: {error.problem}"]
+    sizes = {"models": teacher_bytes(models), "averages": average_bytes(config, shape)}
+    parts = [f"{name} {size / 1e9:.2g} GB" for name, size in sizes.items() if size]
+    return [f"teachers: {', '.join(parts)} beside the policy"]
 
 
 def _count(samples: Sequence[Sample], custom: CustomConfig) -> str:

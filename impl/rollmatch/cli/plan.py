@@ -66,11 +66,11 @@ def print_proposal(proposal: Proposal, console: Console) -> None:
         table.add_row(*_row(forecast, is_best=forecast is proposal.best))
     console.print(table)
     learner = proposal.best.learner
-    parts = ["weights", "learning", "activations", "reference", "head", "overhead"]
-    if not learner.reference:
-        parts.remove("reference")
+    parts = [name for name, size in asdict(learner).items() if size]
     console.print(f"best: {proposal.best.split}, {proposal.best.rollouts_per_s:.2f} rollouts/s: {proposal.best.layout}")
-    console.print("learner: " + ", ".join(f"{name} {getattr(learner, name) / 1e9:.1f} GB" for name in parts))
+    console.print(
+        "learner: " + ", ".join(f"{name} {getattr(learner, name) / 1e9:.1f} GB" for name in parts), soft_wrap=True
+    )
     console.print("assumed:")
     for line in proposal.assumptions:
         console.print(f"  - {line}")

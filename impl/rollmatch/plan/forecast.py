@@ -11,7 +11,7 @@ from rollmatch.model.source import with_local_model
 from rollmatch.plan.layout import Layout, lay_out
 from rollmatch.plan.memory import LearnerMemory, ServerMemory, learner_memory, learning_weights, server_memory
 from rollmatch.plan.rates import GpuRates, Rates, decode_tok_s, gpu_of, load_rates
-from rollmatch.plan.shape import ModelShape, read_shape
+from rollmatch.plan.shape import ModelShape, read_shape, read_teachers
 from rollmatch.plan.workload import Split, Workload, make_workload
 
 SYNC_LATENCY_S = 0.05
@@ -85,6 +85,8 @@ class Forecaster:
     work: Workload
     rates: Rates
     site: Site
+    teachers: tuple[ModelShape, ...] = ()
+    """Models that are loaded beside the policy."""
 
     @property
     def gpu(self) -> GpuRates:
@@ -100,7 +102,9 @@ class Forecaster:
     def forecast(self, split: Split) -> Forecast:
         """Memory and seconds. Errors: ``rates-invalid``."""
         server, num_rollouts = self._server(split), self.work.num_rollouts * split.num_learning
-        learner = learner_memory(self.config, self.shape, self.work, num_learners=split.num_learning)
+        learner = learner_memory(
+            self.config, self.shape, self.work, num_learners=split.num_learning, teachers=self.teachers
+        )
         rollout = self._rollout_s(split, server, num_rollouts)
         score, learn, sync = self._score_s(), self._learn_s(split), self._sync_s(split)
         return Forecast(
@@ -157,7 +161,8 @@ class Forecaster:
         return (passes * self._body_flops + 3 * self._head_flops) / self._policy_flops_s + self._exchange_s(split)
 
     def _score_s(self) -> float:
-        """A forward pass of the policy for old log-probabilities, one of the reference for the distance to it."""
+        """A forward pass of the policy for old log-probabilities, one of the reference for the distance to it, and
+        those of teachers in the learner's process, which have as many samples each."""
         config, seconds = self.config, 0.0
         flops = self._body_flops + self._head_flops
         if not config.custom.learns_from_completions:
@@ -166,18 +171,28 @@ class Forecaster:
             seconds += flops / self._policy_flops_s
         if config.custom.extra.grpo.beta:
             seconds += flops / self.flops_s
+        if entries := config.custom.extra.distill.teachers:
+            passes = [self._flops_of(one) + self._head_flops_of(one) for one in self.teachers]
+            passes += [flops for one in entries if one.self]
+            seconds += sum(passes) / len(entries) / self.flops_s
         return seconds
 
     @property
     def _body_flops(self) -> float:
         """Of a forward pass of all tokens, but for logits."""
-        attention = 2 * self.work.segment_len * self.shape.num_layers * self.shape.num_heads * self.shape.head_len
-        return self.work.num_tokens * (2 * self.shape.active_weights + attention)
+        return self._flops_of(self.shape)
+
+    def _flops_of(self, shape: ModelShape) -> float:
+        attention = 4 * self.work.num_pairs * shape.num_layers * shape.num_heads * shape.head_len
+        return 2 * self.work.num_tokens * shape.active_weights + attention
 
     @property
     def _head_flops(self) -> float:
         """Of the logits of all responses."""
-        return 2 * self.work.num_rollouts * self.work.response_len * self.shape.num_ids * self.shape.hidden_len
+        return self._head_flops_of(self.shape)
+
+    def _head_flops_of(self, shape: ModelShape) -> float:
+        return 2 * self.work.num_rollouts * self.work.response_len * shape.num_ids * shape.hidden_len
 
     @property
     def _policy_flops_s(self) -> float:
@@ -236,10 +251,12 @@ def make_forecaster(
     """
     config, rates = with_local_model(config), load_rates(rates_file)
     gpu_of(rates, site.gpu)
+    shape = read_shape(config.model.model, dtype=effective.learner_dtype(config))
     return Forecaster(
         config=config,
-        shape=read_shape(config.model.model, dtype=effective.learner_dtype(config)),
-        work=make_workload(config, prompt_len=prompt_tokens, response_len=response_tokens),
+        shape=shape,
+        teachers=read_teachers(config),
+        work=make_workload(config, shape, prompt_len=prompt_tokens, response_len=response_tokens),
         rates=rates,
         site=site,
     )

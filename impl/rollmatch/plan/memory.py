@@ -1,13 +1,15 @@
 """Bytes per GPU: of a learner rank, and of a rollout engine.
 
 A learner holds weights, what learns (gradients and two moments of Adam), activations, the head's chunk, and a copy of
-the policy before training where full fine-tuning measures the distance to it. With activations computed again, each
-layer keeps its input, and one layer at a time keeps everything. What a layer keeps for backward, per token, in numbers
-of two bytes: 8 hidden states, queries and outputs 3 times, keys and values 4 times, the inner width 4 times; as
-transformers' decoders with a flash kernel do.
+the policy before training where full fine-tuning measures the distance to it; where it distils, frozen teachers and
+float32 averages of what learns. With activations computed again, each layer keeps its input, and one layer at a time
+keeps everything. What a layer keeps for backward, per token, in numbers of two bytes: 8 hidden states, queries and
+outputs 3 times, keys and values 4 times, the inner width 4 times; as transformers' decoders with a flash kernel do.
+Each completion has keys and values of a prompt that it shares once more.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 
 from rollmatch.config import RunConfig
 from rollmatch.config.strategy import read_strategy
@@ -34,13 +36,17 @@ class LearnerMemory:
     activations: float
     reference: float
     """The policy before training, where a copy of it is kept."""
+    teachers: float = 0.0
+    """Frozen models that teach."""
+    averages: float = 0.0
+    """Of what learns, in float32, that teach."""
     head: float = HEAD_BYTES
     overhead: float = OVERHEAD_BYTES
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.weights + self.learning + self.activations + self.reference + self.head + self.overhead
+        return float(sum(astuple(self)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +60,11 @@ class ServerMemory:
     """That run at once."""
 
 
-def learner_memory(config: RunConfig, shape: ModelShape, work: Workload, *, num_learners: int) -> LearnerMemory:
+def learner_memory(
+    config: RunConfig, shape: ModelShape, work: Workload, *, num_learners: int, teachers: Sequence[ModelShape] = ()
+) -> LearnerMemory:
     """Of one rank. Ranks that hold all of the policy keep a second copy of gradients, to exchange them; others hold a
-    part of weights and of what learns, and whole what ``gathered_bytes`` counts.
+    part of weights and of what learns, and whole what ``gathered_bytes`` counts. ``teachers``: models beside it.
     """
     size, strategy = shape.weight_bytes, read_strategy(config.training.strategy)
     shares = 1 if strategy.engine == "ddp" else num_learners
@@ -66,14 +74,17 @@ def learner_memory(config: RunConfig, shape: ModelShape, work: Workload, *, num_
     else:
         learning = learning_weights(config, shape) * size * (copies + 2)
     weights = float(shape.num_weights * size)
-    reference = weights * config.keeps_reference / (num_learners if strategy.stage == 3 else 1)
+    frozen_shares = num_learners if strategy.stage == 3 else 1
+    reference = weights * config.keeps_reference / frozen_shares
     if strategy.splits_weights and num_learners > 1:
         weights = weights / num_learners + gathered_bytes(config, shape)
     return LearnerMemory(
         weights=weights,
         learning=learning / shares,
         reference=reference,
-        activations=_activations(config, shape, work.row_len),
+        teachers=teacher_bytes(teachers) / frozen_shares,
+        averages=float(average_bytes(config, shape)),
+        activations=_activations(config, shape, work),
     )
 
 
@@ -93,11 +104,23 @@ def learning_weights(config: RunConfig, shape: ModelShape) -> int:
     return shape.text_weights * (not tuner.freeze_llm) + shape.vision_weights * (not tuner.freeze_vit)
 
 
-def _activations(config: RunConfig, shape: ModelShape, num_tokens: int) -> float:
+def teacher_bytes(teachers: Sequence[ModelShape]) -> int:
+    """Of frozen models that teach."""
+    return sum(one.num_weights * one.weight_bytes for one in teachers)
+
+
+def average_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Of all exponential averages of what learns."""
+    entries = config.custom.extra.distill.teachers
+    return 4 * learning_weights(config, shape) * sum(one.average is not None for one in entries)
+
+
+def _activations(config: RunConfig, shape: ModelShape, work: Workload) -> float:
+    num_tokens = work.row_len
     width = 8 * shape.hidden_len + 4 * shape.inner_len
     width += (3 * shape.num_heads + 4 * shape.num_groups) * shape.head_len
     size = 2 if config.training.bf16 or shape.dtype != "float32" else 4
-    layer = size * num_tokens * width
+    layer = size * (num_tokens * width + 2 * shape.num_groups * shape.head_len * work.row_repeated)
     if not config.training.gradient_checkpointing:
         return layer * shape.num_layers
     return size * num_tokens * shape.hidden_len * shape.num_layers + 2 * layer

@@ -88,6 +88,15 @@ def _assumptions(forecaster: Forecaster) -> list[str]:
         "gradients are exchanged after the last backward, not beside it",
         "parsing, matching, rewards and packing take no time",
     ]
+    if work.num_prompts < work.num_rollouts:
+        lines.append(
+            f"prompts: {work.num_prompts} are computed for {work.num_rollouts} rollouts; completions of one prompt are "
+            "neighbours in a pass, and no attention of the model has a window"
+        )
+    if forecaster.config.custom.extra.distill.teachers:
+        lines.append(
+            "teachers: as many samples each, with prompts as long as the policy's; those at a URL take no time"
+        )
     if forecaster.config.tuner.use_dora:
         lines.append(f"DoRA: learning at {rates.dora_share:.0%} of that speed, as measured once, on every matrix of 8B")
     strategy = forecaster.config.training.strategy

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollmatch.config import RunConfig
 from rollmatch.errors import ConfigError
 
 
@@ -50,6 +52,7 @@ class ModelShape:
     """Precision of the learner's weights."""
     saved_dtype: str
     """Precision that config.json names."""
+    has_dropout: bool = False
 
     @property
     def embedding_weights(self) -> int:
@@ -92,41 +95,52 @@ class ModelShape:
         return sum((rank * (one.num_in + one.num_out) + is_dora * one.num_out) * one.count for one in linears)
 
 
-def read_shape(directory: str, *, dtype: str = "auto") -> ModelShape:
-    """Of the model in a directory. Errors: ``shape-unknown``."""
+def read_shape(directory: str, *, dtype: str = "auto", key: str = "model.model") -> ModelShape:
+    """Of the model in a directory, which ``key`` of the configuration names. Errors: ``shape-unknown``."""
     path = Path(directory) / "config.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         remedy = "Name the directory of a saved Hugging Face model."
-        raise ConfigError(
-            f"no readable config.json: {error}", code="shape-unknown", key="model.model", remedy=remedy
-        ) from error
+        raise ConfigError(f"no readable config.json: {error}", code="shape-unknown", key=key, remedy=remedy) from error
     text = fields.get("text_config", fields)
-    hidden, layers, heads = (_size(text, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    size_of = partial(_size, key=key)
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    hidden, layers, heads = (size_of(text, name) for name in sizes)
     groups, head_len = text.get("num_key_value_heads") or heads, text.get("head_dim") or hidden // heads
     own_dtype = str(fields.get("dtype") or fields.get("torch_dtype") or text.get("dtype") or "float32")
     return ModelShape(
         hidden_len=hidden,
-        inner_len=_size(text, "intermediate_size"),
+        inner_len=size_of(text, "intermediate_size"),
         num_layers=layers,
         num_heads=heads,
         num_groups=groups,
         head_len=head_len,
-        num_ids=_size(text, "vocab_size"),
+        num_ids=size_of(text, "vocab_size"),
         is_tied=bool(fields.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         text=(*_attention(hidden, heads * head_len, groups * head_len, layers), *_mlp(text, hidden, layers)),
         vision=_vision(fields.get("vision_config")),
         dtype=own_dtype if dtype == "auto" else dtype,
         saved_dtype=own_dtype,
+        has_dropout=any(value for name, value in text.items() if name.endswith(("dropout", "pdrop"))),
     )
 
 
-def _size(fields: Mapping[str, object], name: str) -> int:
+def read_teachers(config: RunConfig) -> tuple[ModelShape, ...]:
+    """Of each teacher that is loaded beside the policy. Errors: ``shape-unknown``."""
+    named = config.custom.extra.distill.teachers
+    return tuple(
+        read_shape(one.model, dtype=config.model.torch_dtype, key=f"custom.extra.distill.teachers.{place}.model")
+        for place, one in enumerate(named)
+        if one.model is not None
+    )
+
+
+def _size(fields: Mapping[str, object], name: str, *, key: str = "model.model") -> int:
     value = fields.get(name)
     if not isinstance(value, int) or value < 1:
         remedy = "The planner knows decoders with the keys of Qwen3, Qwen3-VL, Llama and Mixtral-like experts."
-        raise ConfigError(f"config.json has no {name}", code="shape-unknown", key="model.model", remedy=remedy)
+        raise ConfigError(f"config.json has no {name}", code="shape-unknown", key=key, remedy=remedy)
     return value
 
 
