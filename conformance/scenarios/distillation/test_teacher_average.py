@@ -1,15 +1,28 @@
 """A policy that is taught by an exponential average of its weights."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from conformance.doubles.configs import config_with, refusal_of
-from conformance.doubles.distilled import DIVERGENCE, MODEL, PROMPTED, asked, logprobs_of, make_trainer, samples
+from conformance.doubles.distilled import (
+    CONFIG,
+    DISTILL,
+    DIVERGENCE,
+    MODEL,
+    PROMPTED,
+    asked,
+    logprobs_of,
+    make_trainer,
+    samples,
+)
 from conformance.doubles.distilled import steps_of as figures_of
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import events, weights_of
+from rollmatch.cli.main import main
 
 AVERAGE = PROMPTED.replace(f"model: {MODEL}", "self: true, average: 0.75")
 STEPS = (
@@ -67,6 +80,38 @@ def test_a_resumed_run_has_the_average_of_a_whole_one(tmp_path, tuner):
         lost.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
+@pytest.mark.scenario(
+    "distillation/a-checkpoint-is-evaluated-with-its-average",
+    clauses=["distillation/a-policy-may-be-taught-by-an-average-of-itself#3"],
+)
+@pytest.mark.parametrize("tuner", TUNERS)
+def test_a_checkpoint_is_evaluated_with_its_average(tmp_path, tuner, capsys):
+    run = tmp_path / "run"
+    of_run = (
+        *(AVERAGE, *DIVERGENCE, *STEPS, *TUNERS[tuner], "training.max_steps=2", "training.eval_scenes=8"),
+        *("custom.extra.rollout_matching.decoding.temperature=0.7", f"training.output_dir={run}"),
+    )
+    sets = [part for one in (*DISTILL, *of_run) for part in ("--set", one)]
+    assert main(["train", str(CONFIG), *sets]) == 0
+    whole = json.loads((run / "evaluations/step-000002.json").read_text())
+    rows = len(whole["sample_ids"])
+    found = {}
+    for name, overrides in (("run", ()), ("present weights", (AVERAGE.replace(", average: 0.75", ""),))):
+        sets = [part for one in overrides for part in ("--set", one)]
+        assert main(["eval", str(run), "--limit", str(rows), "--out", str(tmp_path / name), *sets]) == 0
+        found[name] = json.loads((tmp_path / name / "eval.json").read_text())
+    ours, others = found["run"], found["present weights"]
+    assert (ours["teachers"], others["teachers"]) == (
+        ["average of checkpoint-2 that keeps 0.75"],
+        ["the evaluated weights"],
+    )
+    assert "teacher 0: average of checkpoint-2 that keeps 0.75\n" in capsys.readouterr().out
+    assert ours["sample_ids"] == whole["sample_ids"]
+    expected = whole["metrics"]["teacher_logprob"]
+    assert ours["metrics"]["teacher_logprob"] == pytest.approx(expected, rel=1e-5)
+    assert others["metrics"]["teacher_logprob"] != pytest.approx(expected, rel=1e-3)
+
+
 def test_an_average_that_keeps_all_is_the_policy_before_training(tmp_path):
     kept = AVERAGE.replace("0.75", "1")
     runs = [make_trainer(tmp_path / name, given, *DIVERGENCE, *STEPS) for name, given in (("a", PROMPTED), ("b", kept))]
@@ -76,7 +121,7 @@ def test_an_average_that_keeps_all_is_the_policy_before_training(tmp_path):
     assert own == pytest.approx(frozen, rel=1e-5)
 
 
-@pytest.mark.scenario(clauses=["distillation/a-policy-may-be-taught-by-an-average-of-itself#3"])
+@pytest.mark.scenario(clauses=["distillation/a-policy-may-be-taught-by-an-average-of-itself#4"])
 @pytest.mark.parametrize(
     ("teacher", "more", "code"),
     [

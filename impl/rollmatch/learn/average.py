@@ -52,15 +52,15 @@ class WeightAverage:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """The policy with these weights while this lasts."""
-        learning = self._learning
-        own = {name: learning[name].data for name in self.weights}
+        weights = dict(self.model.named_parameters())
+        own = {name: weights[name].data for name in self.weights}
         for name, average in self.weights.items():
-            learning[name].data = average.to(own[name].dtype)
+            weights[name].data = average.to(own[name])
         try:
             yield
         finally:
             for name, weight in own.items():
-                learning[name].data = weight
+                weights[name].data = weight
 
     def save(self, path: Path) -> None:
         """Write the file of a checkpoint."""
@@ -69,6 +69,6 @@ class WeightAverage:
     def restore(self, path: Path) -> None:
         """Read it back. Errors: ``average-missing``."""
         if not path.is_file():
-            problem, remedy = "is not there", "Resume a run that had an average as its teacher, or start a new one."
+            problem, remedy = "is not there", "Name a checkpoint of a run that had this average as its teacher."
             raise LaunchError(problem, code="average-missing", key=str(path), remedy=remedy)
         self.weights = load_file(path)

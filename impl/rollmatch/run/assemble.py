@@ -132,11 +132,9 @@ def make_parts(
     config: RunConfig, model: torch.nn.Module, template: Template, *, journal: Journal, ranks: Ranks
 ) -> TrainerParts:
     """All parts, ready. Starts the rollout engine or connects to the servers, the slowest part."""
-    rules = config.custom.extra.rollout_matching
     world = make_world(config, template)
     objective = make_taught_objective(config, template, policy=model, world=world)
-    temperature = None if config.custom.learns_from_rollouts else 1.0  # that of the losses: nothing is sampled
-    decoding = replace(make_decoding(rules, temperature=temperature), logprobs=objective.wants_logprobs)
+    decoding = replace(make_train_decoding(config), logprobs=objective.wants_logprobs)
     source = make_source(config, model, template, journal=journal, ranks=ranks)
     try_out(source.fence.backend, decoding)
     if source.fence.mode.mode == "adapter" and source.fence.backend.takes_adapters:
@@ -333,6 +331,12 @@ def make_decoding(rules: RolloutMatchingConfig, *, temperature: float | None = N
         repetition_penalty=rules.repetition_penalty,
         num_beams=rules.num_beams,
     )
+
+
+def make_train_decoding(config: RunConfig) -> Decoding:
+    """What training samples by; where it samples nothing, the temperature is that of its losses, 1."""
+    temperature = None if config.custom.learns_from_rollouts else 1.0
+    return make_decoding(config.custom.extra.rollout_matching, temperature=temperature)
 
 
 def make_eval_decoding(config: RunConfig) -> Decoding:

@@ -64,7 +64,9 @@ def evaluate(options: argparse.Namespace) -> None:
     title = f"{Path(options.subject).resolve().name}, {options.split}, step {subject.step:,}"
     with _opened(subject, samples, out, skip_bad=options.skip_bad) as policy:
         figures = _judge_boxes(policy) if subject.config.custom.detects else _judge_answers(policy)
-    record = {"step": subject.step, "split": options.split, **figures}
+    teachers = _weights_of_teachers(subject)
+    taught = {"teachers": teachers} if teachers else {}
+    record = {"step": subject.step, "split": options.split, **taught, **figures}
     (out / FIGURES).write_text(json.dumps(record), encoding="utf-8")
     from rollmatch.report.detection import write_answers_page, write_detection_page
     from rollmatch.report.evaluations import load_evaluation
@@ -76,6 +78,8 @@ def evaluate(options: argparse.Namespace) -> None:
     else:
         page = write_answers_page(out, title=title, evaluation=evaluation)
         _print({name: value for name, value in metrics.items() if name not in COSTS})
+    for place, weights in enumerate(teachers):
+        print(f"teacher {place}: {weights}")
     print(f"figures: {out / FIGURES}\npage: {page}")
 
 
@@ -163,7 +167,13 @@ def _opened(subject: EvaluationTarget, samples: Sequence[Sample], out: Path, *, 
 
         from rollmatch.journal import Journal
         from rollmatch.ranks import Ranks
-        from rollmatch.run.assemble import make_eval_decoding, make_source, make_taught_objective, make_template
+        from rollmatch.run.assemble import (
+            make_eval_decoding,
+            make_source,
+            make_taught_objective,
+            make_template,
+            make_train_decoding,
+        )
         from rollmatch.run.vineppo_objective import make_world
         from rollmatch.weights.named_weights import named_weights
 
@@ -174,13 +184,40 @@ def _opened(subject: EvaluationTarget, samples: Sequence[Sample], out: Path, *, 
     source = make_source(config, model, template, journal=journal, ranks=Ranks.from_environment())
     try:
         eval_decoding = replace(make_eval_decoding(config), logprobs=config.custom.detects)
-        source = replace(source, eval_decoding=eval_decoding, world=world)
+        source = replace(source, decoding=make_train_decoding(config), eval_decoding=eval_decoding, world=world)
         source.sync(subject.step, lambda: named_weights(model))
-        objective = make_taught_objective(config, template, world=world)
+        objective = make_taught_objective(config, template, policy=model, world=world)
+        _restore_averages(subject, objective)
         yield _Policy(samples, source, objective, _context(source, model, subject.step))
     finally:
         source.fence.backend.close()
         journal.close()
+
+
+def _restore_averages(subject: EvaluationTarget, objective: "Objective") -> None:
+    """Averages that teach, as the checkpoint has them; those of a model that has not learnt are its own weights.
+
+    Errors: ``average-missing``.
+    """
+    from rollmatch.run.teachers import averages_of
+    from rollmatch.training.checkpointer import AVERAGE_FILE
+
+    for place, average in enumerate(averages_of(objective)):
+        if subject.checkpoint is not None:
+            average.restore(subject.checkpoint / AVERAGE_FILE.format(place=place))
+
+
+def _weights_of_teachers(subject: EvaluationTarget) -> list[str]:
+    """Whose weights each teacher has, in the order of ``distill.teachers``."""
+    evaluated = "the evaluated weights"
+
+    def of_average(keep: float) -> str:
+        return evaluated if subject.checkpoint is None else f"average of {subject.checkpoint.name} that keeps {keep:g}"
+
+    return [
+        one.model or one.base_url or (evaluated if one.average is None else of_average(one.average))
+        for one in subject.config.custom.extra.distill.teachers
+    ]
 
 
 def _context(source: "RolloutSource", model: "nn.Module", step: int) -> "ObjectiveContext":
@@ -192,7 +229,7 @@ def _context(source: "RolloutSource", model: "nn.Module", step: int) -> "Objecti
         model=model,
         reference=None,
         features_of=source.template.image_features,
-        temperature=1.0,
+        temperature=source.decoding.temperature or 1.0,
         excluded_ids=source.template.banned_ids,
         size=PassSize(segments=SCORED_TOGETHER),
         check_images=lambda has_images: None,
