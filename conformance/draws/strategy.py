@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from conformance.draws.models import PACKABLE
-from conformance.oracle.defaults import D, E, G, R, T, V
+from conformance.oracle.defaults import D, E, G, R, T, V, below
 from conformance.oracle.script import BOXES, NAMES
 
 HERE = "conformance.oracle.rewards"
@@ -57,7 +57,7 @@ def runs(draw, ranks=None):
         _servers(one_of, made)
     else:
         made["keys"] |= {f"{R}.rollout_backend": "hf", f"{R}.rollout_generate_batch_size": one_of(1, 3)}
-    made["keys"] |= _grpo(one_of, variant) | _vineppo(one_of) if is_paid else _matching(one_of, made)
+    made["keys"] |= _grpo(one_of, made) | _vineppo(one_of) if is_paid else _matching(one_of, made)
     if variant == "distill":
         _distill(one_of, made)
     if made["servers"] and variant == "grpo" and not any(one.get("fails") for one in made["servers"]):
@@ -128,7 +128,8 @@ def _servers(one_of, made):
         made["keys"] |= {f"{R}.vllm.server.min_servers": 1, f"{R}.vllm.server.retry_budget_s": 0.3}
 
 
-def _grpo(one_of, variant):
+def _grpo(one_of, made):
+    variant = made["keys"]["custom.trainer_variant"]
     rewards = [{"function": f"{HERE}:spread", "weight": one_of(1.0, 0.3)}]
     rewards = one_of(rewards, [*rewards, {"function": f"{HERE}:long", "weight": -0.5}])
     keys = {
@@ -149,7 +150,32 @@ def _grpo(one_of, variant):
         "num_iterations": one_of(1, 1, 2),
     }
     keys |= one_of({}, {"dynamic_sampling.max_rounds": one_of(1, 2)}) if variant == "grpo" else {}
+    _gradient(one_of, made, keys)
     return {f"{G}.{name}": value for name, value in keys.items()}
+
+
+def _gradient(one_of, made, keys):
+    """Other ratios, clips and corrections, and entropies; by the pairs that papers define."""
+    training, variant = below(made["keys"], T), made["keys"]["custom.trainer_variant"]
+    kind = one_of("", "", "gspo", "cispo")
+    if kind == "gspo" and variant == "grpo":
+        keys.pop("ratio_cap")
+        keys |= {"importance": "sequence"}
+    elif kind == "cispo":
+        keys.pop("epsilon")
+        keys.pop("ratio_cap")
+        keys |= {"clip": "cispo", "epsilon_high": one_of(4.0, 0.28, 0.005)}
+    if variant != "distill":
+        keys |= one_of({}, {}, {"entropy_coef": one_of(0.1, 0.003)})
+        is_plain = "clip" not in keys and "importance" not in keys and training["gradient_accumulation_steps"] == 1
+        is_plain = is_plain and not {"packing", "tokens_per_micro_batch"} & training.keys()  # a micro-batch is the step
+        keys |= {"top_entropy_share": one_of(0.5, 0.25)} if is_plain and one_of(0, 0, 1) else {}
+    if keys["old_logprobs"] == "recomputed" and one_of(0, 1):
+        keys.pop("correction_cap")
+        level, mode = one_of("token", "sequence"), one_of("truncate", "mask")
+        level, mode = one_of((level, mode), ("geometric", "mask"))
+        keys |= {"correction.level": level, "correction.mode": mode, "correction.high": one_of(2.0, 400.0, 1e4)}
+        keys |= one_of({}, {"correction.low": one_of(0.5, 1.9)})
 
 
 TEACHERS = (
@@ -159,7 +185,8 @@ TEACHERS = (
     [{"weight": 2.0, "when": {"kind": 1}}, {"self": True, "prompt": "{question}{a}"}],
 )
 """Entries; those without ``self`` name the model before training."""
-OF_THE_GRADIENT = ("baseline", "scale_rewards", "epsilon", "epsilon_high", "ratio_cap", "old_logprobs")
+OF_THE_GRADIENT = ("baseline", "scale_rewards", "epsilon", "epsilon_high", "ratio_cap", "old_logprobs", "clip")
+OF_THE_GRADIENT += ("correction_cap", *(f"correction.{name}" for name in ("level", "mode", "low", "high")))
 
 
 def _distill(one_of, made):
@@ -173,8 +200,7 @@ def _distill(one_of, made):
     keys |= {f"{G}.rewards": [], f"{G}.num_generations": one_of(1, 2)}
     if f"{D}.loss" in keys:
         for name in OF_THE_GRADIENT:
-            keys.pop(f"{G}.{name}")
-        keys.pop(f"{G}.correction_cap")
+            keys.pop(f"{G}.{name}", None)
         if keys[f"{G}.num_generations"] == 1 and keys[f"{G}.beta"] == 0:
             keys |= one_of({}, {f"{D}.lmbda": 0.5, f"{D}.answers": "{a}"})
 

@@ -15,7 +15,7 @@ _DEFAULTS = {
     G: {"num_generations": 8, "steps_per_generation": 1, "num_iterations": 1, "baseline": "mean", "beta": 0.0}
     | {"scale_rewards": "group", "mask_truncated_completions": False, "normalize": "token", "epsilon": 0.2}
     | {"epsilon_high": None, "ratio_cap": None, "old_logprobs": "recomputed", "correction_cap": 2.0}
-    | {"eval_temperature": 0.0},
+    | {"eval_temperature": 0.0, "importance": "token", "clip": "ppo", "entropy_coef": 0.0, "top_entropy_share": 1.0},
     V: {"num_continuations": 9, "first_continuations": None, "siblings": "none", "steps": "lines", "step_tokens": 100}
     | {"step_probability": 0.9, "step_every": 5, "answer_mark": "", "max_steps": None, "normalization": "whiten"}
     | {"unfinished_return": 0.0},

@@ -1,7 +1,8 @@
 """One optimizer step, naively: advantages, the clipped loss of each token, gradients, the change of the weights.
 
-Sources: PPO (arXiv 1707.06347), GRPO (2402.03300), Dr. GRPO (2503.20783), RLOO (2402.14740), and the specification
-(grpo-server-mode). A completion is a dict: prompt, target, advantages, old, sampled, reference, masked, written.
+Sources: PPO (arXiv 1707.06347), GRPO (2402.03300), Dr. GRPO (2503.20783), RLOO (2402.14740), GSPO (2507.18071), CISPO
+(2506.13585), tokens of high entropy (2506.01939), and the specification (grpo-server-mode). A completion is a dict:
+prompt, target, advantages, old, sampled, reference, masked, written.
 """
 
 import math
@@ -9,6 +10,7 @@ import re
 
 import torch
 
+from conformance.oracle.sampling import TooClose
 from conformance.oracle.teachers import divergence
 
 
@@ -38,64 +40,112 @@ def deviation(values):
     return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else 0.0
 
 
-def policy_step(completions, rows_of, rules, *, limit, distill=None):
-    """The loss, with its graph, and the figures of a step over all its completions.
+def policy_step(batches, rows_of, rules, *, limit, distill=None):
+    """The loss, with its graph, and the figures of a step over all completions of its micro-batches.
 
     ``rows_of(completion)``: [T, V] log-probabilities at its target by the policy as it is now. ``distill``: keys of
     that section; then completions have ``teacher``, as ``rows_of``, and ``weight``.
     """
-    low, high = 1 - rules["epsilon"], 1 + (rules["epsilon"] if rules["epsilon_high"] is None else rules["epsilon_high"])
-    written = [c["written"] or [True] * len(c["target"]) for c in completions]
-    counted = {"token": sum(map(sum, written)), "sequence": len(completions)}
-    counted["constant"] = len(completions) * limit
-    total, figures, num, unsure = torch.zeros((), dtype=torch.float64), {}, 0, False
-    for completion, mask in zip(completions, written, strict=True):
-        if completion["masked"]:
-            continue
-        rows = rows_of(completion)
-        now = [row[token] for row, token in zip(rows, completion["target"], strict=True)]
-        for place, is_mine in enumerate(mask):
-            if not is_mine:
-                continue
-            p, advantage = now[place], completion["advantages"][place]
-            old = p.detach() if completion["old"] is None else completion["old"][place]
-            taught, apart = 0.0, 0.0
-            if distill is not None:
-                weight, theirs = completion["weight"], completion["teacher"][place]
-                taught = p.detach() - theirs[completion["target"][place]]
-                if distill["loss"] == "sampled":
-                    advantage = advantage + weight * float(theirs[completion["target"][place]] - old)
-                else:
-                    apart = divergence(rows[place], theirs, beta=distill["beta"], top_k=distill["top_k"])
-            ratio = torch.exp(p - old)
-            held = torch.clamp(ratio, max=rules["ratio_cap"]) if rules["ratio_cap"] is not None else ratio
-            gain = torch.minimum(held * advantage, torch.clamp(ratio, low, high) * advantage)
-            drift = (
-                torch.zeros(())
-                if completion["sampled"] is None
-                else torch.as_tensor(old - completion["sampled"][place])
-            )
-            cap = rules["correction_cap"]
-            correction = min(math.exp(drift), cap) if cap is not None else 1.0
-            far = 0.0 if completion["reference"] is None else completion["reference"][place] - p
-            kl = torch.exp(torch.as_tensor(far)) - far - 1
-            loss = -gain * correction + rules["beta"] * kl
-            loss = loss + (completion["weight"] * apart if distill is not None else 0.0)
+    completions = [c for batch in batches for c in batch]
+    written = [sum(c["written"] or [True] * len(c["target"])) for c in completions]
+    counted = {"token": sum(written), "sequence": len(completions), "constant": len(completions) * limit}
+    num = sum(n for n, c in zip(written, completions, strict=True) if not c["masked"])
+    total, seen, unsure = torch.zeros((), dtype=torch.float64), [], False
+    for batch in batches:
+        tokens = [t for c in batch if not c["masked"] for t in scored_tokens(c, rows_of(c), rules, distill)]
+        least = least_entropy(tokens, rules["top_entropy_share"])
+        chosen = []
+        for token in tokens:
+            loss = rules["beta"] * token["kl"] + token["apart"]
+            if least is None or float(token["entropy"].detach()) >= least:
+                chosen.append(token)
+                loss = loss - token["gain"] * token["correction"]
             if rules["normalize"] == "sequence":
-                loss = loss / sum(mask)
+                loss = loss / token["length"]
             total = total + loss / counted[rules["normalize"]]
-            r = float(ratio.detach())
-            unsure |= abs(advantage) < 1e-9 or min(abs(r - low), abs(r - high)) < 1e-4
-            is_clipped = (r < low and advantage < 0) or (r > high and advantage > 0)
-            seen = {"kl": kl, "clip_share": is_clipped, "ratio_mean": r, "drift": abs(float(drift))}
-            seen |= {"correction_mean": correction, "entropy": -p}
-            seen |= {"teacher_kl": taught, "divergence": apart} if distill is not None else {}
-            num += 1
-            figures = {
-                name: figures.get(name, 0.0) + float(torch.as_tensor(value).detach()) for name, value in seen.items()
-            }
-    figures = {name: value / num for name, value in figures.items() if not (unsure and name == "clip_share")}
-    return total, figures
+        if chosen and rules["entropy_coef"]:
+            mean = sum(token["entropy"] for token in chosen) / len(chosen)
+            total = total - rules["entropy_coef"] * mean * len(tokens) / num
+        seen += [token["seen"] for token in tokens]
+        unsure |= any(token["unsure"] for token in tokens)
+    figures = {
+        name: sum(float(torch.as_tensor(one[name]).detach()) for one in seen) / num for name in (seen or [{}])[0]
+    }
+    return total, {name: value for name, value in figures.items() if not (unsure and name == "clip_share")}
+
+
+def least_entropy(tokens, share):
+    """That of the tokens which still count; None: all do. Errors: ``TooClose`` (tokens that float32 may part)."""
+    if share == 1 or not tokens:
+        return None
+    entropies = sorted(float(token["entropy"].detach()) for token in tokens)
+    place = (1 - share) * (len(entropies) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(entropies) - 1)
+    least = entropies[low] + (place - low) * (entropies[high] - entropies[low])
+    if sum(abs(entropy - least) < 1e-5 for entropy in entropies) > (place == low):
+        raise TooClose
+    return least
+
+
+def scored_tokens(completion, rows, rules, distill):
+    """What each token that is learnt from adds."""
+    mask = completion["written"] or [True] * len(completion["target"])
+    places = [place for place, is_mine in enumerate(mask) if is_mine]
+    now = {place: rows[place][completion["target"][place]] for place in places}
+    old = {p: now[p].detach() if completion["old"] is None else torch.tensor(completion["old"][p]) for p in places}
+    drift = {p: torch.zeros(()) if completion["sampled"] is None else old[p] - completion["sampled"][p] for p in places}
+    weights, cispo, made = corrections(drift, rules), rules["clip"] == "cispo", []
+    low, high = 1 - rules["epsilon"], 1 + (rules["epsilon"] if rules["epsilon_high"] is None else rules["epsilon_high"])
+    for place in places:
+        p, advantage, taught, apart = now[place], completion["advantages"][place], 0.0, 0.0
+        if distill is not None:
+            weight, theirs = completion["weight"], completion["teacher"][place]
+            taught = p.detach() - theirs[completion["target"][place]]
+            if distill["loss"] == "sampled":
+                advantage = advantage + weight * float(theirs[completion["target"][place]] - old[place])
+            else:
+                apart = divergence(rows[place], theirs, beta=distill["beta"], top_k=distill["top_k"])
+        ratio = torch.exp(p - old[place])
+        if rules["importance"] == "sequence":
+            ratio = torch.exp(sum(now[q] - old[q] for q in places) / len(places))
+        held = torch.clamp(ratio, max=rules["ratio_cap"]) if rules["ratio_cap"] is not None else ratio
+        gain = torch.minimum(held * advantage, torch.clamp(ratio, low, high) * advantage)
+        if cispo:
+            gain = torch.clamp(ratio.detach(), max=high) * advantage * p
+        far = 0.0 if completion["reference"] is None else completion["reference"][place] - p
+        kl = torch.exp(torch.as_tensor(far)) - far - 1
+        r = float(ratio.detach())
+        is_clipped = (r < low and advantage < 0) or (r > high and advantage > 0)
+        likely = rows[place][torch.isfinite(rows[place])]
+        entropy = -(torch.exp(likely) * likely).sum()
+        seen = {"kl": kl, "clip_share": r > high if cispo else is_clipped, "ratio_mean": r}
+        seen |= {"drift": abs(float(drift[place])), "correction_mean": weights[place]}
+        seen |= {"entropy": entropy if rules["entropy_coef"] or rules["top_entropy_share"] < 1 else -p}
+        seen |= {"teacher_kl": taught, "divergence": apart} if distill is not None else {}
+        token = {"gain": gain, "correction": weights[place], "kl": kl, "entropy": entropy, "length": len(places)}
+        token |= {"apart": completion["weight"] * apart if distill is not None else 0.0, "seen": seen}
+        unsure = (abs(advantage) < 1e-9 and not cispo) or min(abs(r - low), abs(r - high)) < 1e-4
+        made.append(token | {"unsure": unsure})
+    return made
+
+
+def corrections(drift, rules):
+    """{place: weight} for the difference between learner and engine of one completion's tokens."""
+    own = {name.removeprefix("correction."): value for name, value in rules.items() if name.startswith("correction.")}
+    if not own and rules["correction_cap"] is None:
+        return dict.fromkeys(drift, 1.0)
+    own = {"level": "token", "mode": "truncate", "low": None, "high": rules["correction_cap"]} | own
+    whole, made = sum(float(value) for value in drift.values()), {}
+    for place, value in drift.items():
+        logs = {"token": float(value), "sequence": whole, "geometric": whole / len(drift)}
+        ratio, low = math.exp(logs[own["level"]]), own["low"] or 0.0
+        if own["mode"] == "truncate":
+            made[place] = min(max(ratio, low), own["high"])
+        else:
+            inside = 1.0 if own["level"] == "geometric" else ratio
+            made[place] = inside if low <= ratio <= own["high"] else 0.0
+    return made
 
 
 NOT_DECAYED = ("bias", r"norm\d", "layernorm", "rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")

@@ -69,7 +69,8 @@ class Oracle:
         self.is_paid = self.variant in ("grpo", "distill", "vineppo", "vineppo_mcts")
         self.is_grouped, self.distill = self.variant in ("grpo", "distill"), below(self.keys, D)
         has_gradient = self.variant != "distill" or self.distill["loss"] == "sampled" or bool(self.rules["rewards"])
-        self.corrects = has_gradient and self.rules["correction_cap"] is not None
+        is_given = any(name.startswith("correction.") for name in self.rules)
+        self.corrects = has_gradient and (is_given or self.rules["correction_cap"] is not None)
         self.corrects &= self.rules["old_logprobs"] == "recomputed"
         self.scores_before = has_gradient and self.rules["old_logprobs"] == "recomputed"
         self.means = [Policy(directory, tuner) if "average" in one else None for one in self.distill["teachers"]]
@@ -388,7 +389,7 @@ class Oracle:
         self.policy.model.train()
         if self.is_paid:
             distill = self.distill if self.variant == "distill" else None
-            loss, figures = policy_step(everyone, self.rows, self.rules, limit=limit, distill=distill)
+            loss, figures = policy_step(segments, self.rows, self.rules, limit=limit, distill=distill)
             for c in (c for c in everyone if c["masked"]):  # it has a forward pass, too: Adam moves what it used
                 loss = loss + 0 * self.logits(c).sum()
         else:
