@@ -58,6 +58,17 @@ def test_a_value_leaves_out_the_trajectory_it_judges():
     assert right[1].returns_without((0, 0)) == []
 
 
+@pytest.mark.scenario(clauses=["vineppo/states-are-prefixes-of-token-ids#3"])
+def test_a_state_that_is_reached_by_other_steps_has_the_returns_of_all_who_passed():
+    """Longer responses, or steps where the policy was unsure, are cut elsewhere."""
+    tree = tree_of(RIGHT)[0]
+    [*_, apart] = tree.add(trajectory_of(WRONG), (0, 1, 2, 7), owner=(0, 1))
+    [_, whole] = tree.add(trajectory_of(WRONG), (0, 2, 7), owner=(0, 2))
+    assert apart is not whole
+    assert apart.returns == whole.returns == [((0, 1), 0.0), ((0, 2), 0.0)]
+    assert apart.returns_without((0, 1)) == [0.0]
+
+
 @pytest.mark.parametrize("select", ["uct", "puct"])
 def test_the_search_prefers_what_paid_and_then_what_is_new(select):
     rules = SearchRules(select=select, exploration=0.1, widening=0.1)

@@ -111,15 +111,16 @@ class TreeValues:
 
     def _top_up(self, paths: dict[Owner, list[Node]], trees: dict[int, Tree], waves: Waves) -> None:
         """Sample what the values lack, in one wave."""
-        missing: dict[Node, int] = {}
+        missing: dict[State, tuple[int, Node]] = {}
         for owner, path in paths.items():
             for node in path:
+                assert node.state is not None
                 lack = self.budget.num_least - len(node.returns_without(owner))
-                missing[node] = max(lack, missing.get(node, 0))
+                known, _ = missing.get(node.state, (0, node))
+                missing[node.state] = max(lack, known), node
         requests, places = [], []
-        for node, num in missing.items():
-            assert node.state is not None
-            requests += [waves.request(node.state, len(node.returns) + extra) for extra in range(num)]
+        for state, (num, node) in missing.items():
+            requests += [waves.request(state, len(node.returns) + extra) for extra in range(num)]
             places += [node] * num
         for node, made in zip(places, waves.continue_states(requests), strict=True):
             if not made.failure:

@@ -2,8 +2,8 @@
 
 Two kinds of numbers live in a node, and only one of them is a value. ``visits`` and ``total`` are the search's: every
 return is backed up to the root, although the search itself chose where to continue, so they only say where to look.
-``returns`` are the value's: of responses and continuations that the policy alone wrote through the node, started at it
-or above it; their mean is the node's value under the policy.
+``returns`` are the value's: of responses and continuations that the policy alone wrote through the node's state,
+started at it or above it; their mean is the state's value under the policy, whichever steps led to it.
 
 What holds: a value never counts the trajectory it judges; nothing that the search selected stands in a value above the
 place where it was started; values of an older policy version are gone with their tree. What does not: the search
@@ -48,7 +48,7 @@ class Node:
     pending: int = 0
     """Continuations that are under way below."""
     returns: list[tuple[Owner | None, float]] = field(default_factory=list)
-    """(trajectory or None for a continuation, return from here on)."""
+    """(trajectory or None for a continuation, return from here on); of all nodes of one state the same list."""
     children: dict[Hashable, "Node"] = field(default_factory=dict)
     """By step and by the state it leads to."""
 
@@ -76,6 +76,8 @@ class Tree:
         self.rules = rules
         self.root = Node(state=root, parent=None)
         self.policy_version = root.policy_version
+        self._returns = {root: self.root.returns}
+        """By state: other steps, as those of a longer response, may lead to the same one."""
 
     def add(
         self, trajectory: Trajectory, cuts: Cuts, *, start: Node | None = None, owner: Owner | None = None
@@ -141,6 +143,7 @@ class Tree:
             parent=node,
             step_reward=sum(trajectory.step_rewards((begun, stop))),
             step_logprob=sum(trajectory.logprobs[begun:stop]) if trajectory.logprobs else 0.0,
+            returns=[] if state is None else self._returns.setdefault(state, []),
         )
         node.children[step] = child
         return child
