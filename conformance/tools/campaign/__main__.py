@@ -15,7 +15,7 @@ from conformance.doubles import processes
 from conformance.tools.campaign.attack import attack
 from conformance.tools.campaign.doubles import trial
 from conformance.tools.campaign.observe import HealthLooks
-from conformance.tools.campaign.real import story
+from conformance.tools.campaign.real import faults_of, story
 
 FAULTS_OF_STORY = 20
 HEALTH_S = 1.0
@@ -58,12 +58,12 @@ def in_processes(seed, workers):
                 return
 
 
-def on_processes(seed, *, num_faults, minutes, show=print):
+def on_processes(seed, *, num_faults, minutes, only="", show=print):
     """Stories until enough faults have struck; returns their number and that of findings."""
     began, struck, ends, wrong, looks = time.monotonic(), [], Counter(), [], HealthLooks()
     processes.PRELOAD += processes.ENGINE
     for number in count():
-        here = story(number, seed, min(FAULTS_OF_STORY, num_faults - len(struck)), looks, show)
+        here = story(number, seed, min(FAULTS_OF_STORY, num_faults - len(struck)), looks, show, faults_of(only))
         struck, ends, wrong = struck + here[0], ends + here[1], wrong + here[2]
         for problem in here[2]:
             show(f"seed {seed}, story {number}: {problem}")
@@ -101,14 +101,20 @@ def main():
     parser.add_argument("--real", type=int, default=0, metavar="N", help="faults on real servers and learners")
     parser.add_argument("--attacks", type=int, default=0, metavar="N", help="attacks on a real server")
     parser.add_argument("--attack-minutes", type=float, default=20.0, help="at most, on a real server")
-    parser.add_argument("--only", default="", help="kinds of attacks, by commas; all by default")
+    parser.add_argument(
+        "--only",
+        default="",
+        help="kinds of attacks, and kinds or places of faults on real processes, by commas; all by default",
+    )
     parser.add_argument("--real-minutes", type=float, default=30.0, help="at most, on real servers and learners")
     options, findings = parser.parse_args(), 0
     if options.faults:
         bounds = {"num_faults": options.faults, "minutes": options.minutes, "workers": options.workers}
         findings += on_doubles(options.seed, **bounds)[1]
     if options.real:
-        findings += on_processes(options.seed, num_faults=options.real, minutes=options.real_minutes)[1]
+        findings += on_processes(
+            options.seed, num_faults=options.real, minutes=options.real_minutes, only=options.only
+        )[1]
     if options.attacks:
         findings += len(on_server(options.seed, options)[1])
     return int(findings > 0)

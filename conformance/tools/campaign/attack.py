@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
@@ -27,7 +28,7 @@ from conformance.judge.servers.bounded import in_thread
 from rollmatch.model.checkpoint import merged_weights
 
 BOUND_S, MAX_GROWTH_MIB, HELD_S, MOST_OF_TURNS = 90.0, 300, "0.05", 0.99
-LONGEST_TURN_S = 1.0
+LONGEST_TURN_S, MEMORY_EVERY_S = 1.0, 0.05
 PROMPTS = text_batch([[7, 8, 9], [5, 6], [9, 9, 9]])
 MIB = 1 << 20
 CLOSED = 0
@@ -56,10 +57,15 @@ class AttackedServer:
         assert self.learner.open()[0] == 200
         self.policies = [weights_of(seed) for seed in (1, 2)]
         self.schemas = requests.get(f"{self.url}/openapi.json", headers=self.server.headers, timeout=60).json()
-        self.start_mib = self.resident_mib()
+        self.start_mib = self.process.memory_info().rss / MIB
+        threading.Thread(target=self._watch_memory, daemon=True).start()
 
-    def resident_mib(self):
-        return self.process.memory_info().rss / MIB
+    def _watch_memory(self):
+        """All the time, as most attacks' memory is free again when they have their answer."""
+        with suppress(psutil.NoSuchProcess):
+            while True:
+                self.most_mib = max(self.most_mib, self.process.memory_info().rss / MIB)
+                time.sleep(MEMORY_EVERY_S)
 
     def post(self, route, body, **keywords):
         """An answer; what must not be one is noted."""
@@ -79,7 +85,6 @@ class AttackedServer:
 
     def note(self, status, text, what):
         self.statuses[status] += 1
-        self.most_mib = max(self.most_mib, self.resident_mib())
         if status >= 500 and status != 503:
             self.wrong.append(f"status {status}: {what}: {text[:200]}")
         if status >= 400 and not {"code", "problem", "remedy"} <= set(_json(text)):
@@ -208,7 +213,6 @@ def frames(attacked):
         while time.monotonic() < deadline and sent < 512 * MIB:
             one.sendall(more * 64)
             sent += len(more) * 64
-    attacked.most_mib = max(attacked.most_mib, attacked.resident_mib())
     if sent > 64 * MIB:
         attacked.wrong.append(f"frames: {sent / MIB:.0f} MiB that are no body were read")
 

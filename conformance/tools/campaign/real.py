@@ -234,7 +234,19 @@ def begins(place, event):
     return event["event"] != "step" or (event["step"] % SAVE_STEPS == 0) == (place == "checkpoint")
 
 
-def story(number, seed, num_faults, looks, show):
+def faults_of(words):
+    """Faults whose kind or place is one of these words, by commas; all without any.
+
+    >>> set(faults_of("learner interrupted, disk full")) - {("disk full", "checkpoint")} == {
+    ...     ("learner interrupted", place) for place in ("generation", "sync", "checkpoint")
+    ... }
+    True
+    """
+    wanted = {word.strip() for word in words.split(",")}
+    return [fault for fault in FAULTS if not words or wanted & set(fault)]
+
+
+def story(number, seed, num_faults, looks, show, faults=FAULTS):
     """One run: faults that struck, with the seconds that each cost; ends of processes; what is wrong."""
     chance, struck = random.Random(f"{seed}-{number}"), []
     mode, num_ranks = STORIES[number % len(STORIES)]
@@ -247,7 +259,7 @@ def story(number, seed, num_faults, looks, show):
             run.recover()
             run.tail.wait_for(lambda event: event["event"] == "saved", run.is_running, BOUND_S)
             while len(struck) < num_faults:
-                kind, place = chance.choice(FAULTS)
+                kind, place = chance.choice(faults)
                 if run.strike(kind, place):
                     struck.append((kind, place, run.recover()))
                     show(f"  {mode}, {num_ranks} ranks: {kind}, {place}: {struck[-1][2]:.1f} s; {len(run.wrong)} wrong")

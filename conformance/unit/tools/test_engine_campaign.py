@@ -1,0 +1,96 @@
+"""The campaign finds breaks that were mended, on real servers from which one mend is taken out again."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance.tools.trial import IMPL, ROOT, link_tree
+
+SEED = 20261128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mend:
+    """What was mended: texts of one module, and what stood there before."""
+
+    file: str
+    """Below ``impl/rollmatch``."""
+    changes: tuple[tuple[str, str], ...]
+    options: str
+    """Of the campaign."""
+    finding: str
+    """What the campaign prints without the mend."""
+
+    def taken_out(self) -> str:
+        source = (IMPL / "rollmatch" / self.file).read_text(encoding="utf-8")
+        for there, before in self.changes:
+            assert source.count(there) == 1, f"{self.file}: adapt {there!r}"
+            source = source.replace(there, before)
+        return source
+
+
+MENDS = {
+    "limits of what frames a body": Mend(
+        file="server/http_protocol.py",
+        changes=(("if framing > MAX_HEAD_BYTES + FRAMING_PER_BYTE * self._num_body_bytes:", "if False:"),),
+        options="--attacks 4 --only frames",
+        finding="frames:",
+    ),
+    "counts before validation": Mend(
+        file="server/reading.py",
+        changes=(("    _count(fields)\n", ""), ("if len(raw) <= SMALL_BYTES:", "if raw:")),
+        options="--attacks 8 --only counts_and_depths",
+        finding="memory:",
+    ),
+    "turns of the event loop": Mend(
+        file="dialects/openai/answers.py",
+        changes=(
+            ("lambda: call.is_written", "lambda: False"),
+            ("await asyncio.to_thread(_fields_of, reply)", "_fields_of(reply)"),
+        ),
+        options="--attacks 4 --only wide",
+        finding="turns of the event loop",
+    ),
+    "weights that are not finite": Mend(
+        file="weights/finite.py",
+        changes=(("        if not is_finite:\n", "        if False:\n"),),
+        options="--attacks 2 --only not_finite",
+        finding="weights that are not finite were committed",
+    ),
+    "the wait for a left group's port": Mend(
+        file="dialects/native/group.py",
+        changes=(("rendezvous.port_held_s if is_held else GRACE_S", "GRACE_S"),),
+        options="--real 1 --only announcement",
+        finding="group-port-in-use",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MENDS)
+def test_a_mend_can_be_taken_out(name):
+    compile(MENDS[name].taken_out(), name, "exec")
+
+
+@pytest.mark.engine
+@pytest.mark.wide
+@pytest.mark.parametrize("name", MENDS)
+def test_the_campaign_finds_what_was_mended(name, tmp_path):
+    mend = MENDS[name]
+    link_tree(tmp_path / "impl", Path("rollmatch") / mend.file, mend.taken_out())
+    command = [sys.executable, "-m", "conformance.tools.campaign", "--faults", "0", "--seed", str(SEED)]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'impl'}{os.pathsep}{ROOT}"}
+    ended = subprocess.run(
+        [*command, *mend.options.split()],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert mend.finding in ended.stdout
