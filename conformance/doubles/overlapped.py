@@ -74,6 +74,8 @@ def attach_servers(trainer, mode="off", max_staleness=1, lead=None, pieces=1, ca
     if mode == "ahead":
         rules = PrefetchRules(max_windows=lead + 1, callers_per_server=callers, pieces_per_server=pieces)
         trainer.overlap = run_ahead(source, rules, max_staleness=max_staleness, lead=lead, in_flight=in_flight)
+        if hasattr(trainer.learner.objective, "arrived"):
+            trainer.overlap.prefetch.arrived = trainer.learner.objective.arrived
     else:
         trainer.overlap = Lockstep(source)
     return servers

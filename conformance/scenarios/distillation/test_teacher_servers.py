@@ -1,23 +1,31 @@
 """Teachers by URL: a server that judges tokens, and servers that cannot."""
 
+import copy
 import logging
+import time
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import TrainerCallback
 
 from conformance.doubles.digits import ROOT
 from conformance.doubles.distilled import (
     DIVERGENCE,
     MODEL,
     PROMPTED,
+    asked,
     checked,
     config_of,
+    logprobs_of,
     make_trainer,
     samples,
     steps_of,
 )
 from conformance.doubles.instance import free_port
+from conformance.doubles.overlapped import attach_servers, note_what_is_learnt
 from conformance.doubles.refusals import refused
+from conformance.doubles.small_run import weights_of
 from conformance.doubles.teacher_server import MAX_LOGPROBS, MAX_MODEL_LEN, TeacherDouble, serving
 from rollmatch.run.assemble import make_template
 from rollmatch.run.teachers import check_teachers
@@ -68,6 +76,82 @@ def test_a_server_that_stays_away_ends_the_run_by_name(tmp_path):
         trainer.train()
 
 
+def ran_ahead(folder, mode, *overrides, teacher=None):
+    """Three steps beside servers that copy the policy; a step ends when ``teacher`` has judged the next window, too."""
+    trainer = make_trainer(folder, *DIVERGENCE, "training.max_steps=3", "training.learning_rate=0.001", *overrides)
+    attach_servers(trainer, mode)
+
+    class Waits(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, **_):
+            end = time.monotonic() + 30
+            while len(teacher.judged) < 16 * min(3, state.global_step + 2):
+                assert time.monotonic() < end, f"{len(teacher.judged)} completions are judged"
+                time.sleep(0.01)
+
+    if teacher is not None and mode == "ahead":
+        trainer.add_callback(Waits())
+    trainer.train()
+    if trainer.overlap.prefetch is not None:
+        trainer.overlap.prefetch.close()
+    return trainer
+
+
+@pytest.mark.scenario(
+    "distillation/a-server-judges-the-next-window-while-the-learner-learns",
+    clauses=["distillation/a-teacher-may-be-a-server#5"],
+)
+def test_a_server_judges_the_next_window_while_the_learner_learns(tmp_path):
+    here = ran_ahead(tmp_path / "here", "ahead", PROMPTED)
+    teacher = TeacherDouble(MODEL)
+    with serving(teacher) as url:
+        there = ran_ahead(tmp_path / "there", "ahead", served(url), teacher=teacher)
+    assert len(teacher.judged) == 3 * 16
+    ours, theirs = weights_of(here.model), weights_of(there.model)
+    assert all(torch.allclose(theirs[name], weight, atol=1e-5) for name, weight in ours.items())
+    for name in ("teacher_kl", "divergence"):
+        assert [one[name] for one in steps_of(there)] == pytest.approx([one[name] for one in steps_of(here)], rel=1e-4)
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#5"])
+def test_what_is_judged_ahead_is_what_is_judged_in_lockstep(tmp_path):
+    """With weights that stay as they are, both ways sample the same completions."""
+    found, stays = {}, ("training.learning_rate=0", "custom.extra.rollout_matching.decoding.top_k=1")
+    for mode in ("off", "ahead"):
+        teacher = TeacherDouble(MODEL)
+        with serving(teacher) as url:
+            trainer = ran_ahead(tmp_path / mode, mode, served(url), *stays, teacher=teacher)
+        shown = ("loss", "teacher_kl", "divergence", "teacher_logprob", "teacher_agree")
+        found[mode] = [[one[name] for name in shown] for one in steps_of(trainer)], sorted(teacher.judged)
+    assert found["ahead"] == found["off"]
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#6"])
+def test_present_weights_teach_when_targets_are_made(tmp_path):
+    """By weights of the step that learns, though the completions were written by older ones."""
+    itself = PROMPTED.replace(f"model: {MODEL}", "self: true")
+    trainer = make_trainer(tmp_path, itself, *DIVERGENCE, "training.max_steps=2", "training.learning_rate=0.001")
+    attach_servers(trainer, "ahead")
+    note_what_is_learnt(trainer)
+    before = []
+
+    class Keeps(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            before.append(copy.deepcopy(trainer.model))
+
+    trainer.add_callback(Keeps())
+    trainer.train()
+    trainer.overlap.prefetch.close()
+    assert trainer.ages == [0, 1]
+    found = []
+    for segment in trainer.learnt[1][1]:
+        prompt = asked(trainer.source.template, segment.sample, "{question} {sum}")
+        response = segment.token_ids[segment.prompt_len :]
+        with torch.no_grad():
+            rows = logprobs_of(before[-1].eval(), prompt, response)
+        found.append(rows.gather(-1, torch.tensor(response)[:, None]))
+    assert steps_of(trainer)[1]["teacher_logprob"] == pytest.approx(torch.cat(found).mean().item(), rel=1e-5)
+
+
 def without_the_last(body):
     body["choices"][0]["prompt_logprobs"].pop()
     return body
@@ -97,7 +181,7 @@ def without_logprobs(body):
 
 @pytest.mark.scenario(
     "distillation/a-server-that-cannot-teach-is-refused-before-a-model-is-loaded",
-    clauses=["distillation/a-teacher-may-be-a-server#5,6,7"],
+    clauses=["distillation/a-teacher-may-be-a-server#7,8,9"],
 )
 def test_a_server_that_cannot_teach_is_refused_before_a_model_is_loaded():
     with serving(TeacherDouble(MODEL)) as url:
@@ -117,7 +201,7 @@ def test_a_server_that_cannot_teach_is_refused_before_a_model_is_loaded():
     assert error.code == "transport-failed"
 
 
-@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#7"])
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#9"])
 def test_a_sample_with_an_image_has_no_teacher_by_url():
     pictured = replace(samples()[0], images=("a.png",))
     with serving(TeacherDouble(MODEL)) as url, refused("teacher-without-images", pictured.origin):
@@ -125,7 +209,7 @@ def test_a_sample_with_an_image_has_no_teacher_by_url():
         check_teachers(config, make_template(config), [pictured])
 
 
-@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#6"])
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#8"])
 def test_a_server_with_another_tokenizer_is_refused_as_a_directory_with_it_is():
     other = ROOT / "fixtures/models/digits"
     (here,) = checked(f"{TEACHERS}[{{model: {other}}}]")

@@ -31,6 +31,8 @@ from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.rollout.window import FinishedCall, PendingWindow
 from rollmatch.rollout.work_items import WorkItem, next_work_item
 
+Arrived = Callable[[int, Sequence[RolloutRequest], Sequence[Rollout]], None]
+"""(step of the window, requests, their rollouts): some of them, in order."""
 POLL_S = 1.0
 """How often a learner that waits looks whether anything still moves."""
 
@@ -49,6 +51,8 @@ class Prefetch:
     ) -> None:
         self.backend, self.decoding, self.rules, self.clock = backend, decoding, rules, clock
         self.monitor: Monitor = monitor or ThreadMonitor()
+        self.arrived: Arrived = lambda step, requests, rollouts: None
+        """Told what a call brought, in the caller's thread; waits for nothing."""
         self.windows: dict[int, PendingWindow] = {}
         self.calls: list[FinishedCall] = []
         self._queues: list[deque[WorkItem]] = [deque() for _ in range(backend.num_servers)]
@@ -257,6 +261,7 @@ class Prefetch:
         window = self.windows[item.step]
         requests = item.of(window.requests)
         rollouts = self.backend.generate_on(item.server_index, requests, self.decoding, start=item.start)
+        self.arrived(item.step, requests, rollouts)
         with self.monitor:
             began = self._in_flight.pop(item)
             window.put(item, rollouts)

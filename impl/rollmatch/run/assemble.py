@@ -25,6 +25,7 @@ from rollmatch.model.policy import count_weights, load_policy, unwrap
 from rollmatch.model.sharding import gather_in_passes
 from rollmatch.model.source import dtype_of
 from rollmatch.model.template import Template, TemplateOptions
+from rollmatch.objectives.distill.objective import DistillObjective
 from rollmatch.objectives.protocol import Objective
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
@@ -155,7 +156,10 @@ def make_parts(
         averages=averages_of(objective),
     )
     logged_completions = config.training.logged_completions if config.custom.learns_from_rollouts else 0
-    return TrainerParts(source, make_overlap(config, source), learner, logged_completions)
+    overlap = make_overlap(config, source)
+    if overlap.prefetch is not None and isinstance(objective, DistillObjective):
+        overlap.prefetch.arrived = objective.arrived
+    return TrainerParts(source, overlap, learner, logged_completions)
 
 
 def make_taught_objective(

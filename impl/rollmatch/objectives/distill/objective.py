@@ -7,12 +7,12 @@ from typing import ClassVar
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
 from rollmatch.objectives.distill.loss import DISTILL_TERM_NAMES, Divergence, distill_loss
-from rollmatch.objectives.distill.teacher import Teacher, teach_all
+from rollmatch.objectives.distill.teacher import Teacher, begin_all, teach_all
 from rollmatch.objectives.grpo.loss import PolicyTerms, PolicyTotals
 from rollmatch.objectives.grpo.objective import GrpoObjective
 from rollmatch.objectives.grpo.segments import CompletionReport, policy_segment
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext
-from rollmatch.records import PolicyTarget, Rollout, Sample, Segment
+from rollmatch.records import PolicyTarget, Rollout, RolloutRequest, Sample, Segment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class DistillObjective(GrpoObjective):
         found = super().evaluate(samples, rollouts, context)
         ranks = context.ranks
         mine = [
-            policy_segment(sample, rollout, PolicyTarget(advantages=(0.0,) * len(rollout.sampled_ids)))
+            _judged(sample, rollout)
             for sample, rollout in list(zip(samples, rollouts, strict=True))[ranks.rank :: ranks.learner_world_size]
         ]
         taught = [one.policy.teacher_logprobs or () for one in self._taught(mine, context) if one.policy]
@@ -66,6 +66,20 @@ class DistillObjective(GrpoObjective):
             parts={**found.parts, "teacher_logprob": whole},
         )
 
+    def arrived(self, step: int, requests: Sequence[RolloutRequest], rollouts: Sequence[Rollout]) -> None:
+        """Rollouts of the window of ``step`` are there while the learner learns: servers that teach are asked."""
+        pairs = zip(requests, rollouts, strict=True)
+        segments = [_judged(request.sample, rollout) for request, rollout in pairs]
+        begin_all(self.teachers, step, segments, top_k=self._top_k)
+
+    @property
+    def _top_k(self) -> int:
+        return 1 if self.divergence is None else self.divergence.top_k
+
     def _taught(self, segments: Sequence[Segment], context: ObjectiveContext) -> list[Segment]:
-        top_k = 1 if self.divergence is None else self.divergence.top_k
-        return teach_all(self.teachers, segments, context, top_k=top_k)
+        return teach_all(self.teachers, segments, context, top_k=self._top_k)
+
+
+def _judged(sample: Sample, rollout: Rollout) -> Segment:
+    """A rollout that nothing but teachers judges."""
+    return policy_segment(sample, rollout, PolicyTarget(advantages=(0.0,) * len(rollout.sampled_ids)))

@@ -3,10 +3,10 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
+from multiprocessing.pool import AsyncResult, ThreadPool
 from typing import Any, Protocol
 
 from torch import nn
@@ -47,38 +47,55 @@ class LocalAnswers:
             return context.teach(segments, model=self.model, top_k=top_k)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAnswers:
-    """A server, one call for each completion."""
+    """A server, one call for each completion. Its answers do not depend on the policy's weights, so that completions of
+    later windows may be judged while the learner learns.
+    """
 
-    server: TeacherServer
-    timeout_s: float
-    """Of one call, and from its first failure on of its repetitions."""
+    def __init__(self, *, server: TeacherServer, timeout_s: float) -> None:
+        """``timeout_s``: of one call, and from its first failure on of its repetitions."""
+        self.server, self.timeout_s = server, timeout_s
+        self._early: dict[int, dict[Asked, AsyncResult[Teaching]]] = {}
+        """First optimizer step of a window -> what was asked of it before its targets were made."""
+
+    def begin(self, step: int, segments: Sequence[Segment], *, top_k: int) -> None:
+        """Call the server about segments of the window of ``step``; from any thread, waits for nothing."""
+        asked = self._early.setdefault(step, {})
+        for segment in segments:
+            asked[_key(segment, top_k)] = self._ask(segment, top_k)
 
     def __call__(self, segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int) -> list[Teaching]:
-        """Calls at the same time, each repeated while the server is busy or away.
+        """What was asked before, or calls at the same time, each repeated while the server is busy or away.
 
         Errors: those of ``TeacherServer.teach``.
         """
-        if not segments:
-            return []
+        for step in [step for step in list(self._early) if step < context.step]:
+            del self._early[step]
+        asked = self._early.get(context.step, {})
+        calls = [asked.get(_key(segment, top_k)) or self._ask(segment, top_k) for segment in segments]
+        return [call.get() for call in calls]
 
-        def ask(segment: Segment) -> Teaching:
-            return call_with_retries(
-                partial(
-                    self.server.teach, segment.token_ids, segment.prompt_len, top_k=top_k, timeout_s=self.timeout_s
-                ),
-                budget_s=self.timeout_s,
-                failed=warn,
-                clock=time,
-            )
+    @cached_property
+    def _pool(self) -> ThreadPool:
+        return ThreadPool(MAX_CALLS)  # of daemons: a run that ends waits for no teacher
 
-        def warn(error: RolloutError, pause: Pause | None) -> None:
-            if pause is not None:
-                LOG.warning("teacher %s, attempt %d in %.2g s: %s", self.server.base_url, *pause[:2], error)
+    def _ask(self, segment: Segment, top_k: int) -> "AsyncResult[Teaching]":
+        teach = partial(self.server.teach, segment.token_ids, segment.prompt_len, top_k=top_k, timeout_s=self.timeout_s)
+        return self._pool.apply_async(
+            call_with_retries, (teach,), {"budget_s": self.timeout_s, "failed": self._warn, "clock": time}
+        )
 
-        with ThreadPoolExecutor(min(MAX_CALLS, len(segments))) as pool:
-            return list(pool.map(ask, segments))
+    def _warn(self, error: RolloutError, pause: Pause | None) -> None:
+        if pause is not None:
+            LOG.warning("teacher %s, attempt %d in %.2g s: %s", self.server.base_url, *pause[:2], error)
+
+
+Asked = tuple[tuple[int, ...], int, int]
+"""Tokens, how many of them are the prompt, and how many likeliest are asked for."""
+
+
+def _key(segment: Segment, top_k: int) -> Asked:
+    return segment.token_ids, segment.prompt_len, top_k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +129,13 @@ class Teacher:
             for segment, one in zip(segments, answers, strict=True)
         ]
 
+    def begin(self, step: int, segments: Sequence[Segment], *, top_k: int) -> None:
+        """Let a server judge segments of a later window meanwhile. A model of the learner's process computes where the
+        learner does, and the policy's weights are others then: they judge when targets are made.
+        """
+        if isinstance(self.answers, ServerAnswers):
+            self.answers.begin(step, [self._asked(segment) for segment in segments], top_k=top_k)
+
     def _asked(self, segment: Segment) -> Segment:
         """The same completion behind the teacher's prompt."""
         if self.prompt_of is None:
@@ -123,6 +147,13 @@ class Teacher:
 def teacher_of(teachers: Sequence[Teacher], sample: Sample) -> int | None:
     """Place of the first teacher that teaches a sample; None: no teacher does."""
     return next((place for place, teacher in enumerate(teachers) if teacher.teaches(sample)), None)
+
+
+def begin_all(teachers: Sequence[Teacher], step: int, segments: Sequence[Segment], *, top_k: int) -> None:
+    """Each segment of the window of ``step`` to its sample's teacher, if that is a server."""
+    for place, teacher in enumerate(teachers):
+        mine = [segment for segment in segments if teacher_of(teachers, segment.sample) == place]
+        teacher.begin(step, mine, top_k=top_k)
 
 
 def teach_all(
