@@ -22,6 +22,27 @@ def test_a_bare_prompt_follows_the_configured_system_message(write):
     assert {error.code for error in caught.value.errors} == {"field-missing"}
 
 
+COLUMNS = "columns: {image: null, boxes: null, prompt: question, metadata: [answer]}"
+
+
+@pytest.mark.parametrize(
+    ("line", "part"),
+    [
+        ({"question": "1 + 1?", "answer": "2"}, "Rename question to prompt"),
+        ({"question": "1 + 1?", "answer": "2"}, COLUMNS),
+        ({"promt": "1 + 1?", "answer": "2"}, "Rename promt to prompt."),
+        ({"message": [{"role": "user", "content": "1?"}]}, "Rename message to messages."),
+        ({"conversations": [{"from": "human", "value": "1?"}]}, "Write conversations as messages"),
+    ],
+)
+def test_a_question_by_another_name_is_named_and_no_image_is_missed(write, line, part):
+    with pytest.raises(BadSamples) as caught:
+        loaded(write(line))
+    [error] = caught.value.errors
+    assert error.code == "field-missing"
+    assert part in error.remedy
+
+
 def test_messages_images_and_records_with_objects_stand_beside_each_other(write, record, tmp_path):
     turns = [("user", "Two?"), ("assistant", "2"), ("user", "And one more?")]
     chat = {"messages": [{"role": role, "content": text} for role, text in turns]}

@@ -20,11 +20,11 @@ from rollmatch.objectives.grpo.segments import make_reports
 @pytest.mark.parametrize(
     ("function", "problem"),
     [
-        (lambda completions: [1.0], "[reward-count-wrong] returned list for 2 completions"),
-        (lambda completions: 1.0, "[reward-count-wrong] returned float for 2 completions"),
+        (lambda completions: [1.0], "[reward-count-wrong] returned 1 values for 2 completions"),
+        (lambda completions: 1.0, "[reward-count-wrong] returned a float for 2 completions"),
         (lambda completions: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda completions: "ab", "[reward-count-wrong] returned str for 2 completions"),
-        (lambda completions: {1: 2, 3: 4}, "[reward-count-wrong] returned dict for 2 completions"),
+        (lambda completions: "ab", "[reward-count-wrong] returned a str for 2 completions"),
+        (lambda completions: {1: 2, 3: 4}, "[reward-count-wrong] returned a dict for 2 completions"),
     ],
 )
 def test_a_call_for_all_that_fails_or_returns_another_number_fails_for_all(function, problem):

@@ -19,6 +19,18 @@ def needs_key(answer, sample):
 def forgets(answer, sample):
     answer == "2"
 
+def one_for_all(completions, **columns):
+    return 1.0
+
+def one_for_two(completions, **columns):
+    return [1.0]
+
+def says(answer, sample):
+    return "good"
+
+def divides(answer, sample):
+    return float("nan")
+
 def counts(answer, sample):
     raise ValueError("no number in " + answer)
 
@@ -68,18 +80,30 @@ def of(*names):
 
 @pytest.mark.scenario(clauses=["configuration/check-refuses-what-must-fail#2"])
 def test_a_reward_that_does_not_fit_the_data_is_called_and_refused(task, capsys):
-    said = refusal(capsys, of("needs_column", "needs_key", "forgets", "right"))
-    assert "rollmatch: 3 problems" in said
-    assert said.count("[reward-fails]") == 3
-    for part in ("missing 1 required positional argument: 'solution'", "KeyError on train.jsonl:1: 'solution'", "None"):
+    names = ("needs_column", "needs_key", "forgets", "one_for_all", "one_for_two", "says", "right")
+    said = refusal(capsys, of(*names))
+    assert "rollmatch: 6 problems" in said
+    assert said.count("[reward-fails]") == 6
+    for part in (
+        "missing 1 required positional argument: 'solution'",
+        "needs_key on train.jsonl:1 raised KeyError: 'solution'",
+        "forgets on train.jsonl:1 returned None",
+        "one_for_all on train.jsonl:1 returned a float for 2 completions",
+        "one_for_two on train.jsonl:1 returned 1 values for 2 completions",
+        "says on train.jsonl:1 returned 'good'",
+    ):
         assert part in said
     assert "the metadata of this sample has answer" in said
 
 
 def test_a_reward_that_an_answer_may_have_failed_is_a_warning(task, capsys):
-    code, printed = check(capsys, of("counts", "right"))
+    code, printed = check(capsys, of("counts", "divides", "right"))
     assert code == 0
-    assert "warning: counts raised ValueError on train.jsonl:1: no number in 2" in printed.err
+    assert printed.out.splitlines()[-3:] == [
+        "warning: counts on train.jsonl:1 raised ValueError: no number in 2",
+        "warning: divides on train.jsonl:1 returned nan",
+        "ok; warnings: 2",
+    ]
 
 
 @pytest.mark.scenario(clauses=["configuration/check-refuses-what-must-fail#3"])

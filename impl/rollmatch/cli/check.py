@@ -37,7 +37,8 @@ def _check(options: argparse.Namespace) -> None:
 
     num_ranks = _num_ranks(options)
     config = with_local_model(load_config(options.config, options.overrides))
-    train, val = load_checked(config)
+    warnings: list[str] = []
+    train, val = load_checked(config, warnings.append)
     check_strategy(config, learner_world_size=num_ranks)
     check_servers_reachable(config, num_nodes=options.nnodes)
     prompts = _prompts(config, train, val)
@@ -53,7 +54,9 @@ def _check(options: argparse.Namespace) -> None:
     print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
     if num_ranks is not None:
         print(f"learner ranks: {num_ranks} on {options.nnodes or 1} nodes")
-    print("ok: nothing is wrong")
+    for warning in warnings:
+        print(f"warning: {warning}")
+    print(f"ok; warnings: {len(warnings)}" if warnings else "ok: nothing is wrong")
 
 
 def _prompts(config: RunConfig, train: Sequence[Sample], val: Sequence[Sample]) -> list[str]:

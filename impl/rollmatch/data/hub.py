@@ -179,6 +179,10 @@ def _load(config: DatasetConfig, split: str) -> Any:
     except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = first_line(error) or repr(error)
         remedy = "Correct source, name, revision or the split; a hub id needs a network, or its files in the cache."
+        if Path(config.source).is_file():
+            remedy = (
+                f"Write source: {Path(config.source).suffix.lstrip('.').replace('jsonl', 'json')}, and train: its path."
+            )
         raise ConfigError(
             f"cannot be read: {reason}", code="dataset-unreadable", key=f"{SECTION}.{split}", remedy=remedy
         ) from error

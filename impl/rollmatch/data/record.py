@@ -1,6 +1,7 @@
 """One JSON object of a data set -> one sample, or everything that is wrong with it."""
 
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from rollmatch.data.chat import check_question, is_chat, messages_of
@@ -15,6 +16,8 @@ REQUIRED = ("images", "objects", "width", "height")
 OPTIONAL = ("metadata", "messages", "prompt", "system", "tools")
 WITH_IMAGES = ("images", "width", "height")
 """Required where the configured prompt asks about an image."""
+QUESTIONS = ("question", "instruction", "problem", "query", "input", "text")
+"""What others call it."""
 OF_OBJECT = ("desc", "bbox_2d", "poly", "poly_points")
 
 
@@ -27,6 +30,9 @@ def check_record(record: object, place: Place) -> Iterator[DataError]:
         )
         return
     asks = is_chat(record)
+    if not asks and not {"images", "objects"} & record.keys():
+        yield _without_question(record, place.key)
+        return
     for name in REQUIRED:
         if name not in record and not (asks and name in WITH_IMAGES):
             yield DataError(f"there is no {name}", code="field-missing", key=place.key, remedy="Add it.")
@@ -52,6 +58,24 @@ def make_sample(record: Mapping[str, Any], place: Place) -> Sample:
         tools=tuple(record.get("tools", ())),
         metadata=record.get("metadata", {}),
     )
+
+
+def _without_question(record: Mapping[str, Any], key: str) -> DataError:
+    """A text sample of another form, most likely."""
+    problem = "there is no prompt and no messages, and nothing that the configured prompt asks about (images, objects)"
+    likely = {name: get_close_matches(name, ("prompt", "messages"), cutoff=0.75) for name in record}
+    column = next((name for name in QUESTIONS if name in record), "COLUMN")
+    if any(likely.values()):
+        remedy = " ".join(f"Rename {name} to {meant[0]}." for name, meant in likely.items() if meant)
+    elif "conversations" in record:
+        remedy = "Write conversations as messages, a list of {role: user or assistant, content: ...}."
+    else:
+        others = ", ".join(name for name in record if name != column)
+        remedy = (
+            f"Rename {column} to prompt, or read the file as it is: custom.dataset: {{source: json, train: FILE, "
+            f"columns: {{image: null, boxes: null, prompt: {column}, metadata: [{others}]}}}}."
+        )
+    return DataError(problem, code="field-missing", key=key, remedy=remedy)
 
 
 def _ground_truth(item: dict[str, Any]) -> GroundTruth:

@@ -19,11 +19,11 @@ from rollmatch.config.objective_rules import find_sampling_bias
 from rollmatch.config.training import TrainingConfig
 from rollmatch.data import BadSamples
 from rollmatch.data.splits import Split, load_split, origin_of
-from rollmatch.errors import ConfigError, ErrorList, RollmatchError
+from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
 from rollmatch.model.source import checkpoints_in
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.model.weight_files import check_weights
-from rollmatch.objectives.grpo.reward import OF_THE_FUNCTION, Reward, try_out
+from rollmatch.objectives.grpo.reward import Reward, is_of_function, try_out
 from rollmatch.objectives.rollout_matching.target import check_exact
 from rollmatch.records import Sample
 from rollmatch.run.directory import probe_output_dir
@@ -40,11 +40,16 @@ REPORTERS = {"wandb": ("wandb",), "tensorboard": ("tensorboard", "tensorboardX")
 """Reporter -> the packages of which one must be installed."""
 
 
-def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]:
+def warn(warning: str) -> None:
+    """Print it."""
+    print(f"rollmatch: warning: {warning}", file=sys.stderr)
+
+
+def load_checked(config: RunConfig, warn: Callable[[str], object] = warn) -> tuple[Sequence[Sample], Sequence[Sample]]:
     """Training and validation samples, after all checks.
 
-    Warns of a sampling bias. Errors: ``ErrorList`` of all that is wrong with files, samples, tokenizer, rewards,
-    environment, reporters and the output directory.
+    Warns of a sampling bias, and of rewards that failed. Errors: ``ErrorList`` of all that is wrong with files,
+    samples, tokenizer, rewards, environment, reporters and the output directory.
     """
     errors: list[RollmatchError] = []
     _collect(errors, partial(check_files, config))
@@ -67,26 +72,27 @@ def load_checked(config: RunConfig) -> tuple[Sequence[Sample], Sequence[Sample]]
     if errors:
         raise ErrorList(errors)
     train, val = (with_first_observations(config, part) for part in samples)
-    _try_rewards(rewards, train)
+    _try_rewards(rewards, train, warn)
     if (bias := find_sampling_bias(config)) is not None:
-        print(f"rollmatch: warning: {bias}", file=sys.stderr)
+        warn(bias)
     return train, val
 
 
-def _try_rewards(rewards: Sequence[Reward], samples: Sequence[Sample]) -> None:
-    """Call each reward function once; an error that may be due to the answer is a warning.
+def _try_rewards(rewards: Sequence[Reward], samples: Sequence[Sample], warn: Callable[[str], object]) -> None:
+    """Call each reward function for two completions; an error that may be due to the answer is a warning.
 
     Errors: ``ErrorList`` of ``reward-fails``.
     """
     errors: list[RollmatchError] = []
     for name, error in try_out(rewards, samples[0]) if samples else ():
-        problem = f"{name} raised {type(error).__name__} on {samples[0].origin}: {error}"
-        if isinstance(error, OF_THE_FUNCTION):
+        what = error.problem if isinstance(error, TargetError) else f"raised {type(error).__name__}: {error}"
+        problem = f"{name} on {samples[0].origin} {what}"
+        if is_of_function(error):
             columns = ", ".join(samples[0].metadata) or "nothing"
             remedy = f"Correct the function, or the data; the metadata of this sample has {columns}."
             errors.append(ConfigError(problem, code="reward-fails", key="custom.extra.grpo.rewards", remedy=remedy))
         else:
-            print(f"rollmatch: warning: {problem}", file=sys.stderr)
+            warn(problem)
     if errors:
         raise ErrorList(errors)
 

@@ -123,12 +123,18 @@ def _check_limits(name: str, limits: CallLimits, *, key: str, is_async: bool) ->
         raise ConfigError(problem, code="reward-timeout", key=key, remedy=remedy)
 
 
-OF_THE_FUNCTION = (KeyError, IndexError, AttributeError, TypeError, NameError, ImportError)
-"""Exceptions that say that a function does not fit the data, or itself; others may depend on the answer."""
+_OF_THE_FUNCTION = (KeyError, IndexError, AttributeError, TypeError, NameError, ImportError)
+
+
+def is_of_function(error: Exception) -> bool:
+    """Whether a function does not fit the data, or itself; other errors may depend on the answer."""
+    if isinstance(error, TargetError):
+        return error.code in ("reward-count-wrong", "reward-not-a-number")
+    return isinstance(error, _OF_THE_FUNCTION)
 
 
 def try_out(rewards: Sequence[Reward], sample: Sample) -> list[tuple[str, Exception]]:
-    """Call each function once, in this process, with a text from the sample's metadata as the answer.
+    """Call each function, in this process, for two completions: a text from the sample's metadata as the answer.
 
     Returns the names of those that failed, with the exception.
     """
@@ -136,7 +142,7 @@ def try_out(rewards: Sequence[Reward], sample: Sample) -> list[tuple[str, Except
     answer = str(known[0]) if known else "0"
     found = []
     for reward in rewards:
-        (value,) = replace(reward.call, processes=None)([answer], [sample])
+        value, _ = replace(reward.call, processes=None)([answer] * 2, [sample] * 2)
         if isinstance(judged := _finite(value, reward), Exception):
             found.append((reward.name, judged))
     return found
@@ -193,8 +199,12 @@ def _finite(value: Value, reward: Reward) -> Value:
         return value
     try:
         number = float(value)  # type: ignore[arg-type]  # the user's function may return anything
-    except (TypeError, ValueError) as error:
-        return error
+    except (TypeError, ValueError):
+        return _no_number(f"returned {value!r:.40}", "reward-not-a-number", reward)
     if is_trl and math.isnan(number):  # how arrays and tensors hold None
         return None
-    return number if math.isfinite(number) else TargetError(f"is {number}", code="reward-not-finite", key=reward.name)
+    return number if math.isfinite(number) else _no_number(f"returned {number}", "reward-not-finite", reward)
+
+
+def _no_number(problem: str, code: str, reward: Reward) -> TargetError:
+    return TargetError(problem, code=code, key=reward.name, remedy="Return a finite number.")

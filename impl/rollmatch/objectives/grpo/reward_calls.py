@@ -71,7 +71,8 @@ class RewardCall:
         if isinstance(found, Iterable) and not isinstance(found, str | bytes | Mapping | Set):
             values = list(found)  # also of an array or a tensor
         if values is None or len(values) != len(answers):
-            problem = f"returned {type(found).__name__} for {len(answers)} completions"
+            made = f"a {type(found).__name__}" if values is None else f"{len(values)} values"
+            problem = f"returned {made} for {len(answers)} completions"
             return [
                 TargetError(problem, code="reward-count-wrong", remedy="Return a list with one number each.")
             ] * len(answers)
