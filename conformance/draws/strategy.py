@@ -58,10 +58,10 @@ def runs(draw, ranks=None):
     else:
         made["keys"] |= {f"{R}.rollout_backend": "hf", f"{R}.rollout_generate_batch_size": one_of(1, 3)}
     made["keys"] |= _grpo(one_of, made) | _vineppo(one_of) if is_paid else _matching(one_of, made)
+    if made["servers"] and variant in ("grpo", "distill") and not any(one.get("fails") for one in made["servers"]):
+        _world(one_of, made)
     if variant == "distill":
         _distill(one_of, made)
-    if made["servers"] and variant == "grpo" and not any(one.get("fails") for one in made["servers"]):
-        _world(one_of, made)
     made["samples"] = [_sample(one_of, made, number) for number in range(one_of(3, 5, 8))]
     _tuner(one_of, made)
     if made["servers"] and not any(one.get("fails") for one in made["servers"]) and variant in ("grpo", "distill"):
@@ -195,13 +195,13 @@ def _distill(one_of, made):
     keys |= {f"{D}.teachers": one_of(*TEACHERS)}
     if one_of(1, 0, 0):
         keys |= {f"{D}.loss": "divergence", f"{D}.beta": one_of(0, 0.3, 1), f"{D}.top_k": one_of(1, 4, 20)}
-    if one_of(0, 1):
+    if f"{E}.name" not in keys and one_of(0, 1):
         return
     keys |= {f"{G}.rewards": [], f"{G}.num_generations": one_of(1, 2)}
     if f"{D}.loss" in keys:
         for name in OF_THE_GRADIENT:
             keys.pop(f"{G}.{name}", None)
-        if keys[f"{G}.num_generations"] == 1 and keys[f"{G}.beta"] == 0:
+        if keys[f"{G}.num_generations"] == 1 and keys[f"{G}.beta"] == 0 and f"{E}.name" not in keys:
             keys |= one_of({}, {f"{D}.lmbda": 0.5, f"{D}.answers": "{a}"})
 
 
@@ -297,7 +297,8 @@ def _tuner(one_of, made):
 
 def _world(one_of, made):
     """Turns in an environment, or servers of another dialect."""
-    kind = one_of("", "world", "vllm", "trl", "swift")
+    variant = made["keys"]["custom.trainer_variant"]
+    kind = one_of("", "world", *(("vllm", "trl", "swift") if variant == "grpo" else ()))
     if kind == "world":
         keys = {"name": "conformance.oracle.echo:Echo", "max_turns": one_of(2, 3), "max_response_tokens": one_of(40, 9)}
         made["keys"] |= {f"{E}.{name}": value for name, value in keys.items()}

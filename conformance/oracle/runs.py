@@ -195,9 +195,12 @@ class Oracle:
         self.check_rewards(made)
         found = {"num_scenes": len(samples)}
         if self.variant == "distill":
-            rows = [(row, token) for c in made for row, token in zip(self.taught(c), c["target"], strict=True)]
+            masks = [c["written"] or [True] * len(c["target"]) for c in made]
+            pairs = zip(made, masks, strict=True)
+            rows = [three for c, mask in pairs for three in zip(self.taught(c), c["target"], mask, strict=True)]
+            rows = [(row, token) for row, token, is_mine in rows if is_mine]
             found["teacher_logprob"] = sum(float(row[token]) for row, token in rows) / max(1, len(rows))
-            if not self.rules["rewards"]:
+            if not self.rules["rewards"] and not self.keys.get(f"{E}.name"):
                 return found
         known = [self.return_of(c) for c in made if c["reward"] is not None]
         return {"reward": sum(known) / len(known)} | found
@@ -234,11 +237,11 @@ class Oracle:
             chat = [(m["role"], m["content"].replace("<image>", PICTURE)) for m in one["messages"]]
         else:
             chat = [("user", PICTURE * len(names) + one.get("prompt", self.keys["custom.prompts.user"]))]
+        if self.keys.get(f"{E}.name"):
+            chat[-1] = (chat[-1][0], f"{chat[-1][1]}\ngo")
         if other is not None:
             fields = {"question": chat[-1][1]} | one["metadata"]
             chat[-1] = (chat[-1][0], other.format(**fields))
-        if self.keys.get(f"{E}.name"):
-            chat[-1] = (chat[-1][0], f"{chat[-1][1]}\ngo")
         return self.words.chat([*([("system", system)] if system and chat[0][0] != "system" else []), *chat])
 
     def generate(self, asked: list, seeds: list, decoding: dict, *, rank: int, pieces: int = 1) -> list:
@@ -309,12 +312,13 @@ class Oracle:
             groups = [[c["reward"] for c in own[i : i + size]] for i in range(0, len(own), size)]
             options = {"baseline": rules["baseline"], "scale": rules["scale_rewards"], "everyone": everyone}
             found = [a for row in group_advantages(groups, **options) for a in row]
+            found = [0.0] * len(own) if self.variant == "distill" and not rules["rewards"] else found
             for c, advantage in zip(own, found, strict=True):
                 c["advantages"] = [advantage] * len(c["target"])
                 c["masked"] = c["reward"] is None or (rules["mask_truncated_completions"] and not c["ended"])
         if not self.is_grouped:
             self.value(per_rank, result)
-        elif self.rules.get("rewards") or self.variant == "grpo":
+        elif self.rules.get("rewards") or self.variant == "grpo" or self.keys.get(f"{E}.name"):
             result.rewards = [[c["reward"] for c in own] for own in per_rank]
         for c in (c for own in per_rank for c in own):
             from_server = rules["old_logprobs"] == "server"

@@ -23,7 +23,7 @@ from rollmatch.config.section import (
 
 
 class EnvironmentConfig(Section):
-    """Responses of several turns (grpo, vineppo, vineppo_mcts): a class replies to each turn and gives the rewards."""
+    """Responses of several turns (grpo, distill, vineppo, vineppo_mcts): a class replies to each turn and pays it."""
 
     name: Text | None = None
     """The environment, as module:Class; null is none: a response is one turn."""

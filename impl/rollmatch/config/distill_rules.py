@@ -85,6 +85,8 @@ def _off_policy(config: RunConfig) -> Iterator[ConfigError]:
         why, remedy = "grpo.beta measures a distance at what the policy wrote", "Set grpo.beta to 0."
     elif extra.grpo.num_generations > 1:
         why, remedy = "num_generations would repeat each answer", "Set grpo.num_generations to 1."
+    elif extra.environment.is_set:
+        why, remedy = "an environment is to be played", "Leave the environment out."
     elif extra.rollout_matching.overlap != "off":
         why, remedy = "overlap requests completions of all phases in advance", "Set overlap to off."
     else:
@@ -158,6 +160,7 @@ DISTILL_RULES: tuple[Rule, ...] = (
             *(f"{DISTILL}.{name}" for name in ("lmbda", "answers", "loss")),
             *(f"{GRPO}.{name}" for name in ("rewards", "beta", "num_generations")),
             OVERLAP,
+            "custom.extra.environment",
         ),
         check=_off_policy,
     ),

@@ -187,11 +187,11 @@ MOST_TOKENS = f"{ROLLOUT_MATCHING}.max_new_tokens"
 
 
 def _environment_variant(config: RunConfig) -> Iterator[ConfigError]:
-    is_played = config.custom.trainer_variant in ("grpo", "vineppo", "vineppo_mcts")
+    is_played = config.custom.learns_from_completions
     environment = config.custom.extra.environment
     if environment.is_set and not is_played:
         problem = f"is set, but custom.trainer_variant is {config.custom.trainer_variant}"
-        remedy = "Set trainer_variant to grpo, vineppo or vineppo_mcts, or leave the environment out."
+        remedy = "Set trainer_variant to grpo, distill, vineppo or vineppo_mcts, or leave the environment out."
         key = f"{ENVIRONMENT}.{'name' if environment.name else 'tools'}"
         yield ConfigError(problem, code="environment-not-played", key=key, remedy=remedy)
 

@@ -149,7 +149,10 @@ def _check_prompts(config: RunConfig, template: Template, samples: Sequence[Samp
     entries, teachers = config.custom.extra.distill.teachers, make_teachers(config, template, None)
     prompts = [_prompt_of(entry, place, template) for place, entry in enumerate(entries)]
     limits = [_limit_of(config, entry) for entry in entries]
-    longest, errors = config.custom.extra.rollout_matching.max_new_tokens, list[DataError]()
+    extra, errors = config.custom.extra, list[DataError]()
+    is_played = extra.environment.is_set
+    longest = extra.environment.max_response_tokens if is_played else extra.rollout_matching.max_new_tokens
+    named = "environment.max_response_tokens" if is_played else "max_new_tokens"
     for sample in samples:
         place = teacher_of(teachers, sample)
         if place is None:
@@ -168,7 +171,7 @@ def _check_prompts(config: RunConfig, template: Template, samples: Sequence[Samp
             continue
         if limit is not None and length + longest > limit:
             problem = f"has {limit} positions; a prompt of {length} tokens ({sample.origin}) and {longest} do not fit"
-            remedy = "Shorten its prompt, lower max_new_tokens, or take another teacher."
+            remedy = f"Shorten its prompt, lower {named}, or take another teacher."
             key = f"{DISTILL}.teachers.{place}"
             raise ConfigError(problem, code="teacher-too-short", key=key, remedy=remedy)
     if errors:

@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import ClassVar
 
+from rollmatch.environments.trajectory import EpisodeRollout
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.learn.head import Logits
 from rollmatch.objectives.distill.loss import DISTILL_TERM_NAMES, Divergence, distill_loss
 from rollmatch.objectives.distill.teacher import Teacher, begin_all, teach_all
 from rollmatch.objectives.grpo.loss import PolicyTerms, PolicyTotals
 from rollmatch.objectives.grpo.objective import GrpoObjective
+from rollmatch.objectives.grpo.reward import Judgement
 from rollmatch.objectives.grpo.segments import CompletionReport, policy_segment
 from rollmatch.objectives.protocol import Evaluated, ObjectiveContext
 from rollmatch.records import PolicyTarget, Rollout, RolloutRequest, Sample, Segment
@@ -43,8 +46,9 @@ class DistillObjective(GrpoObjective):
 
     def summarize(self, reports: Sequence[CompletionReport]) -> dict[str, float]:
         """As GRPO's, without what says nothing here: groups learn from teachers, whatever their rewards are."""
-        unknown = {"flat_group_rate"} | (set() if self.rewards else {"reward_failed_rate"})
-        if not any(reward.weight for reward in self.rewards):
+        is_paid = bool(self.rewards) or self.world is not None
+        unknown = {"flat_group_rate"} | (set() if is_paid else {"reward_failed_rate"})
+        if not any(reward.weight for reward in self.rewards) and (self.rewards or self.world is None):
             unknown |= {"reward", "reward_std"}
         return {name: value for name, value in super().summarize(reports).items() if name not in unknown}
 
@@ -56,7 +60,7 @@ class DistillObjective(GrpoObjective):
             _judged(sample, rollout)
             for sample, rollout in list(zip(samples, rollouts, strict=True))[ranks.rank :: ranks.learner_world_size]
         ]
-        taught = [one.policy.teacher_logprobs or () for one in self._taught(mine, context) if one.policy]
+        taught = [_of_the_policy(one.policy) for one in self._taught(mine, context) if one.policy]
         shares = ranks.gather([(sum(logprobs), float(len(logprobs))) for logprobs in taught])
         whole = [shares[place % len(shares)][place // len(shares)] for place in range(len(samples))]
         total, num = (sum(column) for column in zip(*whole, strict=True))
@@ -72,6 +76,10 @@ class DistillObjective(GrpoObjective):
         segments = [_judged(request.sample, rollout) for request, rollout in pairs]
         begin_all(self.teachers, step, segments, top_k=self._top_k)
 
+    def _advantages(self, judged: Sequence[Judgement], context: ObjectiveContext) -> list[float]:
+        """As GRPO's; what an environment pays is shown, not learnt from."""
+        return super()._advantages(judged, context) if self.rewards else [0.0] * len(judged)
+
     @property
     def _top_k(self) -> int:
         return 1 if self.divergence is None else self.divergence.top_k
@@ -82,4 +90,21 @@ class DistillObjective(GrpoObjective):
 
 def _judged(sample: Sample, rollout: Rollout) -> Segment:
     """A rollout that nothing but teachers judges."""
-    return policy_segment(sample, rollout, PolicyTarget(advantages=(0.0,) * len(rollout.sampled_ids)))
+    episode = rollout.trajectory if isinstance(rollout, EpisodeRollout) else None
+    target = PolicyTarget(
+        advantages=(0.0,) * len(rollout.sampled_ids),
+        is_written=None if episode is None else episode.written,
+        is_masked=episode is not None and bool(episode.failure),
+    )
+    return policy_segment(sample, rollout, target)
+
+
+def _of_the_policy(target: PolicyTarget) -> tuple[float, ...]:
+    """The teacher's log-probabilities of what the policy wrote; none of an episode that failed.
+
+    >>> mask = (True, False, True)
+    >>> _of_the_policy(PolicyTarget(advantages=(0.0,) * 3, teacher_logprobs=(-1.0, -2.0, -3.0), is_written=mask))
+    (-1.0, -3.0)
+    """
+    logprobs = () if target.is_masked else target.teacher_logprobs or ()
+    return logprobs if target.is_written is None else tuple(compress(logprobs, target.is_written))
