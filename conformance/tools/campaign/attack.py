@@ -34,6 +34,8 @@ MIB = 1 << 20
 CLOSED = 0
 """In place of a status: the server has closed the connection."""
 WIDE = {"n": 1024, "max_tokens": 10, "ignore_eos": True}
+WIDE_MIB = 1024 * 10 * 21 * 1200 / MIB
+"""What docs/security.md says of the log-probabilities of one such call."""
 STRUCTURES = (
     {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
     {"grammar": "root ::= root"},
@@ -51,6 +53,8 @@ class AttackedServer:
         self.instance, self.server, self.url, self.chance = instance, instance.server, instance.url, chance
         self.process = psutil.Process(instance.process.pid)
         self.statuses, self.wrong, self.most_mib = Counter(), [], 0.0
+        self.promised_mib = MAX_GROWTH_MIB
+        """Memory above that of the start, without a finding."""
         self.known = {}
         """(version, place of a prompt) -> its response."""
         self.learner = RawLearner(self.server, port=free_port(), num_workers=1)
@@ -341,6 +345,7 @@ def attack(seed, *, num, minutes, looks, chance, kinds="", show=print):
             if mine.count(not_finite) == len(mine):
                 mine.pop()
             struck.update(each.__name__ for each in mine)
+            attacked.promised_mib = max(attacked.promised_mib, MAX_GROWTH_MIB + WIDE_MIB * mine.count(wide))
             for call, each in [(in_thread(each, attacked), each) for each in mine]:
                 try:
                     call.result(timeout=4 * BOUND_S)
@@ -361,7 +366,7 @@ def attack(seed, *, num, minutes, looks, chance, kinds="", show=print):
 
 def judge(attacked):
     """Memory and turns, once all attacks have ended."""
-    if attacked.most_mib > attacked.start_mib + MAX_GROWTH_MIB:
+    if attacked.most_mib > attacked.start_mib + attacked.promised_mib:
         attacked.wrong.append(f"memory: {attacked.most_mib - attacked.start_mib:.0f} MiB more than at the start")
     if attacked.instance.process.poll() is not None:
         return

@@ -1,12 +1,14 @@
 """What one caller may cost: refused with 4xx before anything is decoded, tokenised or generated."""
 
 import os
+import time
 
 import pytest
 from PIL import Image
 
 from conformance.doubles.refusals import refused
 from conformance.doubles.request_bodies import IMAGE, call, native, picture
+from conformance.judge.servers.bounded import in_thread
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.server.images import ImageReader
 
@@ -179,6 +181,25 @@ def test_likeliest_tokens_are_counted(served, spare, returned):
     body = {"prompts": [[5]], "n": 8, "max_tokens": 30, "logprobs": 5}
     assert call(client, "/generate/", body)[:2] == returned
     assert call(client, "/generate/", body | {"logprobs": 0})[0] == 200
+
+
+@pytest.mark.scenario(clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#9"])
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/generate/", {"prompts": [[5], [6]], "max_tokens": 30, "logprobs": 5}),
+        ("/inference/v1/generate/", {"token_ids": [5], "sampling_params": {"n": 2, "max_tokens": 30, "logprobs": 5}}),
+    ],
+)
+def test_likeliest_tokens_are_counted_over_all_calls_that_are_being_answered(start, route, body):
+    limits = LimitsConfig(max_logprobs_per_call=300, max_waiting_logprobs=599)
+    _, _, client = start(max_model_len=512, limits=limits, delay_s=1.0)
+    first = in_thread(call, client, route, body)
+    while not client.get("/health/").json()["running"]:
+        time.sleep(0.01)
+    assert call(client, route, body)[:2] == (429, "server-busy")
+    assert first.result()[0] == 200
+    assert call(client, route, body)[0] == 200
 
 
 def test_links_in_a_circle_are_no_image(start, tmp_path):

@@ -37,5 +37,8 @@ class LimitsConfig(Section):
     max_decoded_pixels: Count = 536_870_912
     """Pixels of the decoded images of all running calls; a call above it is answered with 429. Unit: pixels."""
     max_logprobs_per_call: Count = 1_048_576
-    """Log-probabilities of one prompt: responses x longest response x likeliest tokens at each place (logprobs,
+    """Log-probabilities of one call: responses x longest response x likeliest tokens at each place (logprobs,
     top_logprobs), where a call asks for any beside the sampled token's. Unit: log-probabilities."""
+    max_waiting_logprobs: Count = 1_048_576
+    """The same of all calls that are being answered; a call above it is answered with 429. One takes up to 1.2 KB.
+    Unit: log-probabilities."""

@@ -1,8 +1,10 @@
 """Requests of any dialect and their responses; invalid requests are refused before generation."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.data.ids import pack_ids
@@ -26,6 +28,8 @@ class ResponseGenerator:
         self.pool, self.prompts, self.max_model_len = pool, prompts, max_model_len
         self.limits = prompts.reader.limits
         self.structures = StructureCheck(prompts.tokenizer, vocabulary_size=prompts.vocabulary_size)
+        self._num_logprobs: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+        """Task of a call that is being served -> log-probabilities that it may hold."""
 
     async def infer(self, batch: InferBatch, *, instance: str, call_id: str = "") -> InferReply:
         """The native dialect's call; ``call_id``: as ``EnginePool.generate_all``.
@@ -80,17 +84,34 @@ class ResponseGenerator:
             (sum(len(request.token_ids or b"") // 4 for request in requests), "max_tokens_per_call", where),
         ):
             check_count(count, name, limits, key=key)
-        for request in requests:
-            self.check_logprobs(len(request.seeds), request.sampling.max_tokens, request.num_top)
         self.check_waiting(num_responses, key=where)
+        num_places = [len(request.seeds) * self.longest(request.sampling.max_tokens) for request in requests]
+        num = sum(count * request.num_top for count, request in zip(num_places, requests, strict=True))
+        self.count_logprobs(num, key="logprobs")
 
-    def check_logprobs(self, num_responses: int, max_tokens: int, num_top: int) -> None:
-        """Raise ``call-too-large`` where a prompt's responses would have too many log-probabilities.
+    def longest(self, max_tokens: int) -> int:
+        """Tokens of the longest response that can be asked for so."""
+        return min(max_tokens, self.max_model_len)
 
-        ``num_top``: likeliest tokens at each place; with none, only the sampled token's is made.
+    def count_logprobs(self, num: int, *, key: str) -> None:
+        """Count likeliest tokens' log-probabilities of this task's call, until it has been answered.
+
+        One takes about a kilobyte while vLLM's classes write it. Errors: ``Refusal`` with ``call-too-large`` or
+        ``server-busy``.
         """
-        longest = min(max_tokens, self.max_model_len)
-        check_count(num_responses * longest * num_top, "max_logprobs_per_call", self.limits, key="logprobs")
+        check_count(num, "max_logprobs_per_call", self.limits, key=key)
+        task, limit = asyncio.current_task(), self.limits.max_waiting_logprobs
+        waiting = sum(count for other, count in self._num_logprobs.items() if not other.done())
+        if waiting + num > limit:
+            problem = f"{waiting} log-probabilities are waited for, and the call requests {num}"
+            raise Refusal(
+                problem,
+                code="server-busy",
+                key=key,
+                remedy=f"Try again later, or raise {_LIMITS}.max_waiting_logprobs.",
+            )
+        if task is not None and num:
+            self._num_logprobs[task] = self._num_logprobs.get(task, 0) + num
 
     def check_waiting(self, num_responses: int, *, key: str) -> None:
         """Raise ``server-busy`` where the queue has no room for so many responses."""

@@ -61,7 +61,7 @@ def openai_routes(server: ServerState) -> APIRouter:
             longest_text = server.settings.max_model_len
             num_places = sum(len(prompt) if isinstance(prompt, list) else longest_text for prompt in prompts)
             count = num_places * (body.prompt_logprobs + 1)
-            check_count(count, "max_logprobs_per_call", server.settings.limits, key="prompt_logprobs")
+            server.generator.count_logprobs(count, key="prompt_logprobs")
         return await calls.serve(request, body, (await calls.serving()).completion)
 
     return router
@@ -103,7 +103,8 @@ class OpenAICalls:
         self.server.generator.check_waiting(n * len(text_sizes), key="n")
         sampling = make_sampling(body.sampling(), defaults={"max_tokens": body.longest() or LONGEST})
         self.server.generator.check_sampled_ids(sampling)
-        self.server.generator.check_logprobs(n * len(text_sizes), body.longest() or LONGEST, body.num_top())
+        num_places = n * len(text_sizes) * self.server.generator.longest(body.longest() or LONGEST)
+        self.server.generator.count_logprobs(num_places * body.num_top(), key="logprobs")
 
     async def images_at(self, urls: list[str]) -> list[Image.Image]:
         """Decoded here: vLLM decodes and downloads none. Errors: ``Refusal``."""
