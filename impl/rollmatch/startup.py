@@ -31,9 +31,11 @@ _left_with: list[int] = []
 def loading() -> Iterator[None]:
     """Import inside what is heavy; the collector waits, and leaves alone what is there afterwards.
 
-    Processes forked later share these objects' memory for the same reason.
+    Processes forked later share these objects' memory for the same reason. Where all is there already, nothing is left
+    alone: a model of an earlier run would never be freed.
     """
     was_collecting, modules = gc.isenabled(), cast(dict[str, ModuleType | None], sys.modules)
+    num_known = len(modules)
     hidden = [name for name in UNNEEDED if modules.setdefault(name, None) is None]  # found again afterwards
     gc.disable()
     try:
@@ -41,8 +43,9 @@ def loading() -> Iterator[None]:
     finally:
         for name in hidden:
             modules.pop(name, None)
-        gc.freeze()
-        atexit.register(gc.unfreeze)  # where Python does take objects down, it takes all
+        if len(modules) > num_known:
+            gc.freeze()
+            atexit.register(gc.unfreeze)  # where Python does take objects down, it takes all
         if was_collecting:
             gc.enable()
 

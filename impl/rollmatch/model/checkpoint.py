@@ -8,7 +8,6 @@ The model stays as it is: merging in place and unmerging would drift the base we
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -114,8 +113,8 @@ def _transposed_patterns(model: nn.Module) -> tuple[str, ...]:
     return tuple(str(pattern) for converter in checked for pattern in converter.source_patterns)
 
 
-_KNOWN: WeakKeyDictionary[nn.Module, tuple[Shapes, CheckpointNames]] = WeakKeyDictionary()
-"""Of each model, found once: finding out takes milliseconds per tensor."""
+_KNOWN = "_checkpoint_names"
+"""Attribute of a model, found once: finding out takes milliseconds per tensor. A table beside it would keep models."""
 
 
 def checkpoint_names(model: nn.Module) -> CheckpointNames:
@@ -126,10 +125,11 @@ def checkpoint_names(model: nn.Module) -> CheckpointNames:
 def _names_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> CheckpointNames:
     base = base_of(model)
     shapes = tuple((key, shape_of(tensor)) for key, tensor in tensors.items())
-    known = _KNOWN.get(base)
+    known: tuple[Shapes, CheckpointNames] | None = getattr(base, _KNOWN, None)
     if known is None or known[0] != shapes:
         metas = {key: meta_of(tensor) for key, tensor in tensors.items()}
-        known = _KNOWN[base] = (shapes, CheckpointNames(base, metas))
+        known = shapes, CheckpointNames(base, metas)
+        setattr(base, _KNOWN, known)
     return known[1]
 
 
