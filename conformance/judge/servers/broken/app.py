@@ -91,6 +91,7 @@ class BrokenServer:
         self.calls, self.updates = Calls(self.engine), self.make_updates()
         self.calls.version = lambda updates=self.updates: updates.version
         self.queued, self.transfer = QueuedGroup(self.updates), self.make_transfer()
+        self.calls.is_learned = lambda: self.queued.is_open or self.transfer.is_open
 
     def make_updates(self) -> Updates:
         """As at the start."""
@@ -183,6 +184,7 @@ class BrokenServer:
             raise RuntimeError("no prompts")
         if not prompts and self.broken("a call without prompts gets a response"):
             prompts, seeds = [self.engine.any_prompt()], [None]
+        self.queued.settle()
         self.updates.before_generating()
         left = lambda: is_left() or began != self.generation  # noqa: E731
         num_pauses, version = len(self.pauses), self.updates.version

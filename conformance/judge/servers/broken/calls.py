@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.judge.servers.broken.engine import LONGEST, TinyEngine, TinyPrompt, TinyResponse, TinySampling
 
-SHORT, CUT, LARGE, HELD_S = 15, 128, 32, 4.0
+SHORT, CUT, LARGE, LONG, HELD_S = 15, 128, 32, 40, 4.0
 
 
 def wait_while(condition: Callable[[], bool], limit_s: float = 15.0) -> None:
@@ -24,6 +24,8 @@ class Calls:
     def __init__(self, engine: TinyEngine) -> None:
         self.engine, self.broken = engine, engine.broken
         self.version = lambda: 0
+        self.is_learned = lambda: False
+        """Whether a learner has joined, so that an update may come."""
         self._count, self._held_until = threading.Lock(), 0.0
         self._running: list[int] = []
         self._last: list[list[TinyResponse]] = []
@@ -64,6 +66,8 @@ class Calls:
             ]
             for prompt, seed in zip(prompts, seeds, strict=False)
         ]
+        if sampling.max_tokens >= LONG and sampling.temperature > 1:  # where a learner is slow, an update would miss it
+            wait_while(lambda: self.is_learned() and began == self.version() and not is_left())
         if began != self.version() and self.broken("an update fails running calls"):
             raise RuntimeError("the engine was updated")
         for place, group in enumerate(groups):

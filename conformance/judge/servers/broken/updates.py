@@ -1,7 +1,7 @@
 """Weights: tensors are checked when they are announced, kept aside, and served all together when an update ends."""
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,7 @@ from rollmatch.weights.gloo import open_gloo
 from rollmatch.weights.group_address import GroupAddress, bind
 from rollmatch.weights.stateless import StatelessGroup, begin_on
 
-LIMIT_S = 15.0
+LIMIT_S, SETTLE_S = 15.0, 2.0
 VISION, NORM = "model.visual.", "model.language_model.layers.2.post_attention_layernorm.weight"
 
 
@@ -129,6 +129,11 @@ class QueuedGroup:
         """Whether the learner has not joined yet."""
         return self._joined is not None and not self._joined.done()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a learner has joined."""
+        return self._joined is not None and self._joined.done()
+
     def init(self, host: str, port: int, world_size: int) -> None:
         """Listen; the learner joins later. Errors: ``RejectedUpdate``."""
         if self._joined is not None:
@@ -189,8 +194,13 @@ class QueuedGroup:
             self._received.pop().result(timeout=2 * LIMIT_S)
         return self.updates.finish()
 
+    def settle(self) -> None:
+        """Let what was sent arrive; a learner that never sends is not waited for."""
+        wait(self._received, timeout=SETTLE_S)
+
     def close(self) -> None:
         """A learner that never joins is not waited for."""
+        self.settle()
         self._joined = None
         self._received = []
         self.updates.drop()
@@ -210,6 +220,11 @@ class TransferGroup:
         self._num_parts = 0
         self.is_paused = False
         """Kept here alone: calls go on."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a learner has joined."""
+        return self._group is not None
 
     def init(self, info: Mapping[str, Any]) -> None:
         if self._group is not None:

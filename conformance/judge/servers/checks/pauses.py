@@ -20,7 +20,7 @@ def ask_pauses(talk: Talk) -> None:
     alone = talk.generate("before", QUESTIONS, max_tokens=8)
     for mode in MODES:
         running = talk.beside(talk.generate, f"running, {mode}", QUESTIONS, **HELD)
-        calls.let_in(running, alone.seconds)
+        calls.let_in(running, 4 * alone.seconds)
         talk.post(f"pause, {mode}", f"/pause?mode={mode}", timeout_s=60)
         talk.post(f"resume, {mode}", "/resume")
         running.result()

@@ -4,6 +4,7 @@ from contextlib import suppress
 from typing import Any
 
 from conformance.judge.servers.check import SHOULD, check
+from conformance.judge.servers.checks import calls
 from conformance.judge.servers.checks.generation import QUESTIONS
 from conformance.judge.servers.checks.liveness import LONG
 from conformance.judge.servers.checks.routes import events_of
@@ -22,7 +23,9 @@ def ask_stream(talk: Talk) -> None:
     """A whole update while streams are written."""
     peer, options = open_peer(talk), LONG | {"timeout_s": 90, "keep": True}
     talk.note("limit", options["max_tokens"])
+    alone = talk.generate("before", QUESTIONS, max_tokens=8)
     running = talk.beside(talk.generate, "stream", QUESTIONS, stream=True, **options)
+    calls.let_in(running, 4 * alone.seconds)
     sync(talk, BESIDE_EMBEDDINGS, peer=peer)
     stream = running.result()
     with suppress(AttributeError, TypeError, ValueError):  # what is no stream of events stays as it came
@@ -72,10 +75,12 @@ def ask_versions(talk: Talk) -> None:
     peer, version = open_peer(talk), "/weight_info"
     sync(talk, 0, peer=peer)
     talk.get("version-before", version)
-    if _write(talk, "before", 8).status in NOT_THERE:
+    alone = _write(talk, "before", 8)
+    if alone.status in NOT_THERE:
         talk.exchange.inapplicable = "no response names the version of its weights"
         return
     running = talk.beside(_write, talk, "over", LONG["max_tokens"])
+    calls.let_in(running, 4 * alone.seconds)
     sync(talk, BESIDE_EMBEDDINGS, peer=peer)
     talk.get("version-after", version)
     running.result()

@@ -1,9 +1,9 @@
 """Wrong updates: unknown tensors, shapes, types, order of calls."""
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from conformance.judge.servers.check import SHOULD, check
+from conformance.judge.servers.checks import calls
 from conformance.judge.servers.checks.generation import QUESTIONS
 from conformance.judge.servers.checks.liveness import LONG
 from conformance.judge.servers.checks.weights import MAX_TOKENS, NEEDS, ask_next, expect, judge_ok, was, write
@@ -227,8 +227,9 @@ def judge_order(exchange: Exchange) -> str:
 
 def ask_unpaused(talk: Talk) -> None:
     peer = open_peer(talk)
+    alone = talk.generate("before", QUESTIONS, max_tokens=8)
     running = talk.beside(talk.generate, "running", QUESTIONS, **LONG)
-    time.sleep(0.5)
+    calls.let_in(running, 4 * alone.seconds)
     peer.send(talk.subject.policies.weights(BESIDE_EMBEDDINGS), pause=False)
     peer.finish()
     running.result()

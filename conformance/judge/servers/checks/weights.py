@@ -3,6 +3,7 @@
 import math
 
 from conformance.judge.servers.check import QUEUED, SHOULD, check
+from conformance.judge.servers.checks import calls
 from conformance.judge.servers.checks.generation import QUESTIONS, ids_of, read, same_but_stop
 from conformance.judge.servers.checks.liveness import LONG
 from conformance.judge.servers.exchange import Exchange, RecordedCall
@@ -221,7 +222,9 @@ def ask_in_flight(talk: Talk) -> None:
     """A whole update while long responses are written; for a stock vLLM within ``/pause`` and ``/resume``."""
     peer = open_peer(talk)
     sync(talk, 0, peer=peer)
+    alone = talk.generate("before", QUESTIONS, max_tokens=8)
     running = talk.beside(talk.generate, "running", QUESTIONS, **LONG | {"timeout_s": 90})
+    calls.let_in(running, 4 * alone.seconds)
     sync(talk, BESIDE_EMBEDDINGS, peer=peer)
     running.result()
     write(talk, "new")
