@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import Any
 
+from conformance.judge.servers.check import ALL
 from conformance.judge.servers.dialects import DIALECTS
 
 GROUP = "rollmatch.dialects"
@@ -52,8 +53,8 @@ def add_dialect(kind: type[Any], *, where: str) -> None:
         raise DialectUnusable(f"{where}: {kind} lacks {', '.join(missing)}")
     if kind.name in DIALECTS:
         raise DialectUnusable(f"{where}: the name {kind.name} belongs to the judge; choose another")
-    if kind.family not in DIALECTS:
-        raise DialectUnusable(f"{where}: the family {kind.family} is none of {', '.join(DIALECTS)}")
+    if kind.family not in ALL:
+        raise DialectUnusable(f"{where}: the family {kind.family} is none of {', '.join(ALL)}")
     if unknown := sorted({*kind.not_applicable} - {*BY_ID}):
         raise DialectUnusable(f"{where}: not_applicable names no check: {', '.join(unknown)}")
     _plugged[kind.name] = kind

@@ -1,91 +1,16 @@
 """The same request in each dialect, without any client of ours."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import wraps
-from types import MappingProxyType
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from conformance.judge.servers.exchange import RecordedCall
+from conformance.judge.servers.protocol import Generated, ServerDialect, reply_reader
 from conformance.judge.servers.question import DATA_URL, Question
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generated:
-    """One response."""
-
-    prompt_ids: list[int]
-    ids: list[int]
-    logprobs: list[float] | None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class ReplyUnreadable(ValueError):
-    """A reply has the form that its dialect gives it."""
-
-
-def reply_reader(
-    read: Callable[[Any, RecordedCall], list[Generated]],
-) -> Callable[[Any, RecordedCall], list[Generated]]:
-    """``read``, for which a reply of another form is ``ReplyUnreadable``."""
-
-    @wraps(read)
-    def guarded(self: Any, call: RecordedCall) -> list[Generated]:
-        try:
-            return read(self, call)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            problem = f"the reply has another form: {type(error).__name__}: {error}: {call.summary()}"
-            raise ReplyUnreadable(problem) from error
-
-    return guarded
+from conformance.judge.servers.sglang import Sglang
 
 
 def _set_of(words: str) -> frozenset[str]:
     return frozenset(words.split())
-
-
-class ServerDialect(Protocol):
-    """``options`` of ``body``: max_tokens, temperature, seed, n, logprobs, top_k, top_p, min_p, stop.
-
-    One that is not part of the judge: ``dialect_plugins``.
-    """
-
-    name: str
-    family: str
-    """Whose checks are asked: ``native``, ``swift``, ``trl`` or ``vllm``."""
-    not_applicable: Mapping[str, str] = MappingProxyType({})
-    """Check of the family -> why this protocol has nothing that it could be asked of."""
-    transports: tuple[str, ...] = ("gloo",)
-    """By which weights reach the workers."""
-    file: str = ""
-    """A plug-in file that it was read from."""
-    health_path: str
-    generate_path: str
-    signs: frozenset[str]
-    """Routes that only its servers have, without a slash at the end."""
-    picture_path: str
-    """Where a prompt with a picture goes; for ``vllm`` one at a time."""
-    incomplete: tuple[str, dict[str, Any], str]
-    """Path, body and the name of the field that it lacks."""
-    routes: frozenset[str]
-    control_paths: tuple[str, ...] = ()
-    """Of calls that change weights or stop generation; a POST of ``{}`` to each, one after the other, is harmless."""
-    quick_call: tuple[str, str]
-    """Method and path of a call that changes nothing and may be made at any time, beside generation."""
-
-    def body(self, prompts: Sequence[Question], **options: Any) -> dict[str, Any]: ...
-
-    def spoilt(self, prompts: Sequence[Question]) -> dict[str, Any]:
-        """As ``body``, but the last prompt cannot be served."""
-
-    def read(self, call: RecordedCall) -> list[Generated]: ...
-
-    def make_peer(self, talk: Any) -> Any:
-        """The learner's side of updates during one ``Talk``, as those in ``senders``."""
-        from conformance.judge.servers.senders import PEERS  # loads torch
-
-        return PEERS[self.family](talk)
 
 
 class Swift(ServerDialect):
@@ -184,6 +109,7 @@ class Vllm(ServerDialect):
         "/health /v1/completions /v1/chat/completions /get_world_size /init_weight_transfer_engine "
         "/start_weight_update /update_weights /finish_weight_update /pause /resume /reset_prefix_cache "
     )
+    version_of_weights = ("/weight_info", "weight_version")
     model: str | None = None
     """As the server calls it; None leaves it to the server, which most take for the only one they serve."""
 
@@ -280,5 +206,5 @@ def _chat_choice(prompt_ids: list[int], choice: Mapping[str, Any]) -> Generated:
     )
 
 
-DIALECTS: Mapping[str, type[Any]] = {"native": Native, "swift": Swift, "trl": Trl, "vllm": Vllm}
+DIALECTS: Mapping[str, type[Any]] = {kind.name: kind for kind in (Native, Swift, Trl, Sglang, Vllm)}
 """In this order: a server may speak several, and the first one whose signs it shows is used."""

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from conformance.judge.rule_sets import NEWEST
 from conformance.judge.servers.bounded import in_thread
 from conformance.judge.servers.check import INAPPLICABLE, MISSED, PASSED, UNTESTABLE, Check, CheckVerdict, judge
-from conformance.judge.servers.dialects import ReplyUnreadable
 from conformance.judge.servers.exchange import Exchange, RecordedCall
 from conformance.judge.servers.gaps import BLOCKED, Gap, settle
 from conformance.judge.servers.peers import sync
 from conformance.judge.servers.preflight import QUESTIONS, Preflight, answers_of, look_at
 from conformance.judge.servers.profiles import required_by
+from conformance.judge.servers.protocol import ReplyUnreadable
 from conformance.judge.servers.reproduce import command_for, curl_for, curl_of, run_again
 from conformance.judge.servers.run import ALIVE_S, LEAVE_S, ask
 from conformance.judge.servers.subject import Subject

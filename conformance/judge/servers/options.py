@@ -12,7 +12,7 @@ from conformance.judge.servers.report_commands import add_gaps, add_rules
 from conformance.judge.servers.reports import MEANINGS
 from conformance.judge.servers.subject import KEY_VARIABLE
 
-WEIGHTS = "pip install 'rollmatch-judge[weights]'"
+WEIGHTS = "pip install . './conformance/judge[weights]' in a clone"
 NVIDIA = tuple(Path("/dev").glob("nvidia[0-9]*"))
 """GPUs of this machine."""
 _WITH_GAPS = "of " + ", ".join(sorted(path.stem for path in GAPS.glob("*.yaml")))

@@ -8,8 +8,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion
 
 from conformance.judge.servers.checks.generation import QUESTIONS, same_but_stop
-from conformance.judge.servers.dialects import ReplyUnreadable
 from conformance.judge.servers.exchange import RecordedCall
+from conformance.judge.servers.protocol import ReplyUnreadable
 from conformance.judge.servers.subject import KEY_REMEDY, KEY_STATUS, Subject
 from conformance.judge.servers.talk import Talk
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from conformance.judge.servers.bounded import in_thread
 from conformance.judge.servers.check import PASSED, Check, CheckVerdict, judge
-from conformance.judge.servers.dialects import ReplyUnreadable
 from conformance.judge.servers.exchange import Exchange
+from conformance.judge.servers.protocol import ReplyUnreadable
 from conformance.judge.servers.subject import Subject
 from conformance.judge.servers.talk import Stopped, Talk
 

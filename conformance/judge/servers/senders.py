@@ -15,6 +15,7 @@ from conformance.judge.calls import RawLearner, Server
 from conformance.judge.ports import free_port
 from conformance.judge.servers.exchange import RecordedCall
 from conformance.judge.servers.peers import halves, world_size
+from conformance.judge.servers.sglang import GROUP
 from conformance.judge.servers.talk import Stopped, Talk
 from rollmatch.weights.digest import bytes_of
 from rollmatch.weights.gloo import open_gloo
@@ -86,6 +87,10 @@ class QueuedPeer:
         for path in self.endings:
             self.talk.post(f"end{path.rstrip('/').replace('/', '-')}", path, timeout_s=60)
 
+    def release(self) -> None:
+        """As the next learner does after one that is gone."""
+        self.talk.post("close", "/close_communicator/", timeout_s=10)
+
     def close(self) -> None:
         if self.group is not None and device_of(self.talk).type == "cuda":
             self.group.close()
@@ -138,6 +143,11 @@ class TrlPeer(QueuedPeer):
 class VllmPeer:
     """Trainers of a stock server: rank 0, and calls that end when what they ask for is done."""
 
+    beginning, ending = "/start_weight_update", "/finish_weight_update"
+    """Routes around an update."""
+    keys = "weights"
+    """Prefix of the group's keys in its store."""
+
     def __init__(self, talk: Talk) -> None:
         self.talk, self.group, self.host = talk, None, talk.subject.group_host
 
@@ -165,13 +175,13 @@ class VllmPeer:
 
     def _joined(self, address: GroupAddress) -> "PeerGroup | StatelessGroup":
         if (device := device_of(self.talk)).type == "cpu":
-            return PeerGroup(address)
+            return PeerGroup(address, self.keys)
         return StatelessGroup(address, listener=bind(address.host, address.port), device=device, source=0)
 
     def begin(self, label: str = "start", *, pause: bool = True) -> RecordedCall:
         if pause:
             self.talk.post("pause", "/pause?mode=wait", timeout_s=60)
-        return self.talk.post(label, "/start_weight_update", timeout_s=60)
+        return self.talk.post(label, self.beginning, timeout_s=60)
 
     def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> "Future[RecordedCall]":
         body = {
@@ -200,8 +210,12 @@ class VllmPeer:
             raise Stopped(call.result().summary())
 
     def finish(self) -> None:
-        self.talk.post("finish", "/finish_weight_update", {"weight_version": str(time.monotonic_ns())}, timeout_s=60)
+        self.talk.post("finish", self.ending, {"weight_version": str(time.monotonic_ns())}, timeout_s=60)
         self.talk.post("resume", "/resume")
+
+    def release(self) -> None:
+        """As the next learner does after one that is gone."""
+        self.talk.post("resume", "/resume", timeout_s=10)
 
     def close(self) -> None:
         if self.group is not None:
@@ -211,17 +225,71 @@ class VllmPeer:
             self.talk.post("resume", "/resume", note=False, timeout_s=5)
 
 
-class PeerGroup:
-    """Gloo on a store without a secret, held by rank 0, as the plugged ``gloo_transfer`` expects it."""
+class SglangPeer(VllmPeer):
+    """Trainers of SGLang: rank 0 of a group that torch opens by its name."""
 
-    def __init__(self, address: GroupAddress) -> None:
+    beginning, ending = "/begin_weight_update", "/end_weight_update"
+    keys = f"{GROUP}/{GROUP}//cpu/"
+
+    def init(self, label: str = "init", **fields: Any) -> RecordedCall:
+        self.port = fields.pop("port", None) or free_port()
+        self.size = 1 + self.talk.get("world-size", "/server_info", note=False).reply["tp_size"]
+        body = {"master_address": self.host, "master_port": self.port, "rank_offset": 1, "world_size": self.size}
+        named = {"group_name": GROUP, "backend": "gloo"}
+        return self.talk.post(label, "/init_weights_update_group", body | named | fields, timeout_s=40)
+
+    def open(self) -> None:
+        """After what a learner that is gone may have left."""
+        self._end("close-before")
+        super().open()
+
+    def _end(self, label: str) -> None:
+        self.talk.post(label, "/destroy_weights_update_group", {"group_name": GROUP}, note=False, timeout_s=10)
+        self.talk.post(label, self.ending, note=False, timeout_s=10)
+
+    def begin(self, label: str = "start", *, pause: bool = True) -> RecordedCall:
+        """What runs is put back, and is read again by the new weights."""
+        if pause:
+            self.talk.post("pause", "/pause_generation", {"mode": "retract"}, timeout_s=60)
+        return self.talk.post(label, self.beginning, timeout_s=60)
+
+    def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> "Future[RecordedCall]":
+        body = {
+            "names": list(tensors),
+            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
+            "shapes": [list(tensor.shape) for tensor in tensors.values()],
+            "group_name": GROUP,
+        } | fields
+        return self.talk.beside(self.talk.post, label, "/update_weights_from_distributed", body, timeout_s=60)
+
+    def finish(self) -> None:
+        self.talk.post("finish", self.ending, timeout_s=60)
+        version = {"new_version": str(time.monotonic_ns()), "abort_all_requests": False}
+        self.talk.post("finish-version", "/update_weight_version", version)
+        self.release()
+
+    def release(self) -> None:
+        self.talk.post("resume", "/continue_generation", timeout_s=10)
+
+    def close(self) -> None:
+        if self.group is not None:
+            self.group.close()
+            self.group = None
+        self._end("close")
+        self.talk.post("resume", "/continue_generation", note=False, timeout_s=5)
+
+
+class PeerGroup:
+    """Gloo on a store without a secret, held by rank 0, as the plugged ``gloo_transfer`` and SGLang expect it."""
+
+    def __init__(self, address: GroupAddress, keys: str) -> None:
         listener = bind(address.host, address.port)
         limit = timedelta(seconds=address.join_timeout_s)
         self._store = TCPStore(
             address.host, address.port, address.world_size, True, limit, wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )  # fmt: skip
-        self._group, self._timeout_s = open_gloo(PrefixStore("weights", self._store), address), address.timeout_s
+        self._group, self._timeout_s = open_gloo(PrefixStore(keys, self._store), address), address.timeout_s
 
     def broadcast(self, tensor: Tensor) -> None:
         begin_on(self._group, tensor, source=0, timeout_s=self._timeout_s).wait()

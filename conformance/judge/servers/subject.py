@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 from conformance.judge.servers.bounded import Allowance, Reply, fetch
 from conformance.judge.servers.dialect_plugins import kinds
-from conformance.judge.servers.dialects import ServerDialect, Vllm
+from conformance.judge.servers.dialects import Vllm
 from conformance.judge.servers.numbers import TOLERANCE
+from conformance.judge.servers.protocol import ServerDialect
 from conformance.judge.servers.question import Question
 
 if TYPE_CHECKING:  # loads torch, which calls over HTTP do not need

@@ -33,6 +33,12 @@ OF_VLLM += ("every-stop-token-ends-a-response",)
 OF_OTHERS = {
     "vllm": (*OF_VLLM, *DANGER, *KEYS, "pictures-are-seen", "replies-in-order", "new-weights-are-served"),
     "trl": ("pictures-are-seen", "replies-in-order", "new-weights-are-served", "top-k-is-applied"),
+    "sglang": (
+        *("pictures-are-seen", "replies-in-order", "new-weights-are-served", "logprobs-equal-transformers"),
+        *("a-seed-repeats", "finish-reason-says-how-it-ended", "every-stop-token-ends-a-response"),
+        *("weight-version-grows", "running-calls-survive-an-update", "recovers-from-a-dead-learner"),
+        *("second-communicator-is-refused", "update-without-group-is-refused", *DANGER),
+    ),
     "native": (*KEYS, "pictures-are-seen", "replies-in-order", "a-seed-repeats", "top-p-is-applied"),
 }
 """What other dialects are asked beside; the swift dialect is asked everything."""

@@ -135,7 +135,7 @@ def test_a_dialect_that_cannot_be_used_is_refused(tmp_path, change, named):
     ("words", "named"),
     [
         (["--dialect", "none.py"], "--dialect: there is no file none.py"),
-        (["--dialect", "sglang"], "--dialect: sglang is none of native"),
+        (["--dialect", "dynamo"], "--dialect: dynamo is none of native"),
         (["--dialect", str(FILE), "--transport", "gloo"], "--transport: gloo is none of filesystem"),
     ],
 )

@@ -102,8 +102,8 @@ def test_what_judges_over_http_loads_neither_pytest_nor_torch_nor_the_implementa
 
 
 def test_the_signs_of_a_dialect_are_those_by_which_the_client_finds_it():
-    assert {name: kind.signs for name, kind in DIALECTS.items()} == SIGNS
-    assert list(DIALECTS) == list(SIGNS)
+    of_clients = {name: kind.signs for name, kind in DIALECTS.items() if name != "sglang"}
+    assert list(of_clients.items()) == list(SIGNS.items())
 
 
 @pytest.mark.scenario(clauses=["judging/a-server-is-judged-by-its-url-alone#2"])

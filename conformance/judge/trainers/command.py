@@ -22,7 +22,7 @@ from conformance.judge.servers.report_commands import add_gaps, add_rules
 from conformance.judge.servers.reports import MEANINGS
 from conformance.judge.servers.verdicts import summary
 
-EXTRA = "pip install 'rollmatch-judge[trainers]'"
+EXTRA = "pip install . './conformance/judge[trainers]' in a clone"
 NEEDED = ("torch", "transformers", "rollmatch", "starlette", "uvicorn")
 DIALECTS = ("native", "swift", "trl", "vllm")
 DTYPES = ("bfloat16", "float16", "float32")

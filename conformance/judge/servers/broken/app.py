@@ -24,12 +24,14 @@ from conformance.judge.servers.broken.engine import TinyEngine, TinyResponse, Un
 from conformance.judge.servers.broken.speech import read_call, reply, stream_of
 from conformance.judge.servers.broken.updates import QueuedGroup, RejectedUpdate, TransferGroup, Updates
 from conformance.judge.servers.dialects import DIALECTS
+from conformance.judge.servers.sglang import GROUP
 
 GENERATING = ("infer", "generate", "native/infer", "v1/completions", "v1/chat/completions", "inference/v1/generate")
 KNOWN_FIELDS = {
     *("infer_requests", "request_config", "prompts", "images", "generation_kwargs", "requests", "sampling", "prompt"),
     *("model", "messages", "stop", "seed", "n", "logprobs", "return_token_ids", "request_id"),
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "stream", "logit_bias", "token_ids", "sampling_params"),
+    *("input_ids", "return_logprob", "return_prompt_token_ids", "image_data"),
 }
 WATCH_S = 0.05
 
@@ -56,6 +58,14 @@ class BrokenServer:
             "update_weights": self.update_transfer,
             "finish_weight_update": lambda _: self.transfer.finish(),
             "shutdown_weight_transfer_engine": lambda _: self.transfer.shutdown(),
+            "init_weights_update_group": lambda body: self.named.init(body),
+            "destroy_weights_update_group": lambda _: self.named.shutdown(),
+            "begin_weight_update": lambda _: self.named.start(),
+            "update_weights_from_distributed": lambda body: self.named.update(body),
+            "end_weight_update": lambda _: self.named.finish(),
+            "update_weight_version": lambda body: {"new_version": body["new_version"]},
+            "pause_generation": lambda body: self.pause(body, body["mode"]),
+            "continue_generation": self.resume,
             "pause": self.pause,
             "resume": self.resume,
             "tokenize": self.tokenize,
@@ -74,6 +84,8 @@ class BrokenServer:
             "openapi.json": self.routes,
             "version": lambda: {} if self.broken("no version is returned") else {"version": "1"},
             "native/identity": dict,
+            "server_info": lambda: {"tp_size": 1},
+            "model_info": lambda: {"weight_version": str(self.updates.version)},
             "weight_info": lambda: {"weight_version": str(self.updates.version)},
         }
         self.generation, self.url, self.key = 0, "", ""
@@ -84,6 +96,7 @@ class BrokenServer:
         if self.generation:
             self.queued.close()
             self.transfer.shutdown()
+            self.named.shutdown()
         self.generation += 1
         self.pauses: list[str] = []
         self.engine.reset()
@@ -91,7 +104,8 @@ class BrokenServer:
         self.calls, self.updates = Calls(self.engine), self.make_updates()
         self.calls.version = lambda updates=self.updates: updates.version
         self.queued, self.transfer = QueuedGroup(self.updates), self.make_transfer()
-        self.calls.is_learned = lambda: self.queued.is_open or self.transfer.is_open
+        self.named = TransferGroup(self.updates, f"{GROUP}/{GROUP}//cpu/")
+        self.calls.is_learned = lambda: any(group.is_open for group in (self.queued, self.transfer, self.named))
 
     def make_updates(self) -> Updates:
         """As at the start."""
@@ -154,11 +168,11 @@ class BrokenServer:
 
     def pause(self, _: Any, mode: str = "abort") -> None:
         """Calls go on, and none is given up."""
-        self.transfer.is_paused = True
+        self.transfer.is_paused = self.named.is_paused = True
         self.pauses.append(mode)
 
     def resume(self, _: Any) -> None:
-        self.transfer.is_paused = False
+        self.transfer.is_paused = self.named.is_paused = False
 
     def sleep(self, _: Any, level: str = "1") -> None:
         if level == "2" and self.broken("after a deep sleep, an update is lost"):
@@ -176,6 +190,7 @@ class BrokenServer:
     def generate(self, path: str, body: Any, is_left: Callable[[], bool]) -> Any:
         """Errors: ``Unserved``."""
         began = self.generation
+        path = "sglang" if "input_ids" in body else path
         if self.queued.is_waiting and self.broken("generation waits for a learner"):
             wait_while(lambda: self.queued.is_waiting and began == self.generation, 2.0)
             raise RuntimeError("no learner came")

@@ -1,4 +1,4 @@
-"""Requests and replies of the four dialects."""
+"""Requests and replies of the dialects."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ def sampling_of(*given: Mapping[str, Any]) -> tuple[TinySampling, int | None]:
 def read_call(path: str, body: Any, engine: TinyEngine) -> tuple[list[TinyPrompt], TinySampling, list[int | None]]:
     """Prompts, how they are sampled, and the seed of each prompt. Errors: ``Unserved``."""
     reader = {"infer": _swift, "generate": _trl, "native/infer": _native, "v1/completions": _completions}
-    reader["inference/v1/generate"] = _tokens_in
+    reader |= {"inference/v1/generate": _tokens_in, "sglang": _sglang}
     return reader.get(path, _chat)(body, engine)
 
 
@@ -54,6 +54,15 @@ def _trl(body: Any, engine: TinyEngine) -> Any:
     sampling, seed = sampling_of(body, body.get("generation_kwargs") or {})
     pictures = body.get("images") or [None] * len(body["prompts"])
     prompts = [_of_ids(ids, images, "", engine) for ids, images in zip(body["prompts"], pictures, strict=True)]
+    return prompts, sampling, _counted(seed, prompts, sampling, engine)
+
+
+def _sglang(body: Any, engine: TinyEngine) -> Any:
+    given = body["sampling_params"]
+    named = {"max_tokens": given.get("max_new_tokens"), "seed": given.get("sampling_seed")}
+    sampling, seed = sampling_of(given, named, {"logprobs": body.get("return_logprob", False)})
+    pictures = body.get("image_data") or [None] * len(body["input_ids"])
+    prompts = [_of_ids(ids, images, "", engine) for ids, images in zip(body["input_ids"], pictures, strict=True)]
     return prompts, sampling, _counted(seed, prompts, sampling, engine)
 
 
@@ -129,6 +138,8 @@ def reply(path: str, groups: Sequence[Sequence[TinyResponse]], sampling: TinySam
             sampled["logprob_token_ids"] = [[[token] for token in one.ids] for one in flat]
         prompts = [group[0].prompt_ids for group in groups]
         return {"prompt_ids": prompts, "completion_ids": [one.ids for one in flat]} | sampled
+    if path == "sglang":
+        return [_sglang_entry(one, sampling, engine) for one in flat]
     if path == "native/infer":
         return {"responses": [_native_entry(one, sampling) for one in flat]}
     if path in ("v1/completions", "inference/v1/generate"):
@@ -191,6 +202,16 @@ def _native_entry(one: TinyResponse, sampling: TinySampling) -> dict[str, Any]:
         "finish_reason": one.finish_reason,
         "logprobs": one.logprobs if sampling.logprobs else None,
     }
+
+
+def _sglang_entry(one: TinyResponse, sampling: TinySampling, engine: TinyEngine) -> dict[str, Any]:
+    """As ``TokenizerManager`` of SGLang 0.5.23 writes it."""
+    ended = {"type": one.finish_reason} | ({"length": len(one.ids)} if one.finish_reason == "length" else {})
+    about: dict[str, Any] = {"finish_reason": ended, "prompt_tokens": len(one.prompt_ids)}
+    if sampling.logprobs:
+        about["output_token_logprobs"] = [[v, i, None] for v, i in zip(one.logprobs, one.ids, strict=False)]
+    whole = {"text": _text(one, engine), "output_ids": one.ids, "meta_info": about}
+    return whole | {"prompt_token_ids": one.prompt_ids}
 
 
 def _completion(one: TinyResponse, place: int, sampling: TinySampling, engine: TinyEngine) -> dict[str, Any]:

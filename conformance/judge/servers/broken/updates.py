@@ -212,8 +212,9 @@ class QueuedGroup:
 class TransferGroup:
     """For the vllm dialect: the learner is rank 0, and each call ends when what it asks for is done."""
 
-    def __init__(self, updates: Updates) -> None:
-        self.updates, self.broken = updates, updates.broken
+    def __init__(self, updates: Updates, keys: str = "weights") -> None:
+        """``keys``: prefix of the group's keys in its store."""
+        self.updates, self.broken, self._keys = updates, updates.broken, keys
         self._group: Any = None
         self._store: Any = None
         self._is_started = False
@@ -234,7 +235,7 @@ class TransferGroup:
             host=host, port=port, rank=rank, world_size=size, timeout_s=LIMIT_S, join_timeout_s=LIMIT_S
         )
         self._store = TCPStore(host, port, size, False, timedelta(seconds=LIMIT_S), wait_for_workers=False)
-        self._group = open_gloo(PrefixStore("weights", self._store), address)
+        self._group = open_gloo(PrefixStore(self._keys, self._store), address)
 
     def start(self) -> None:
         if self._is_started and not self.broken("two updates are started"):
@@ -246,7 +247,7 @@ class TransferGroup:
             raise RejectedUpdate("communicator-missing")
         if not self.is_paused and self.broken("an update without pause ends the service"):
             self.updates.is_stuck = True
-        tensors = self.updates.check(info["names"], info["shapes"], info["dtype_names"])
+        tensors = self.updates.check(info["names"], info["shapes"], info.get("dtype_names") or info["dtypes"])
         try:
             for tensor in tensors:
                 begin_on(self._group, tensor, source=0, timeout_s=LIMIT_S).wait()

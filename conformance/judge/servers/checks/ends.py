@@ -4,8 +4,8 @@ from conformance.judge.servers.check import check
 from conformance.judge.servers.checks.generation import ENDING_TOKENS, QUESTIONS, ask_stop, ids_of, read_call
 from conformance.judge.servers.checks.numeric import ADDED
 from conformance.judge.servers.checks.sampling import WITH_N
-from conformance.judge.servers.dialects import Generated
 from conformance.judge.servers.exchange import Exchange
+from conformance.judge.servers.protocol import Generated
 from conformance.judge.servers.talk import Talk
 
 CUT_TOKENS, MANY_TOKENS = 5, 300

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from conformance.judge.servers.check import SHOULD, check
 from conformance.judge.servers.dialect_plugins import kinds
-from conformance.judge.servers.dialects import Generated
 from conformance.judge.servers.exchange import Exchange, RecordedCall
 from conformance.judge.servers.numbers import remedy, tolerance_of
+from conformance.judge.servers.protocol import Generated
 from conformance.judge.servers.talk import Stopped, Talk
 
 QUESTIONS = ("List every digit with its box.", "Say something.", "one two three", "What is in the picture?")

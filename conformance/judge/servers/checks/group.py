@@ -38,11 +38,7 @@ def judge_after(exchange: Exchange) -> str:
 
 def ask_second(talk: Talk) -> None:
     peer = open_peer(talk)
-    second = make_peer(talk)
-    if talk.subject.dialect.family == "vllm":
-        talk.post("second", "/init_weight_transfer_engine", {"init_info": _elsewhere(peer)}, timeout_s=20)
-    else:
-        second.init("second", port=free_port())
+    make_peer(talk).init("second", port=free_port())
     peer.send(talk.subject.policies.weights(0))
     peer.finish()
     talk.generate("after", QUESTIONS[:1])
@@ -148,7 +144,7 @@ def ask_dying(talk: Talk) -> None:
     if hasattr(call, "result") and not call.done():
         raise Stopped("the call of the announced update does not return")
     try:
-        _close(talk)
+        peer.release()
         sync(talk, 0)
     except Stopped as stop:
         talk.note("second_learner", str(stop))
@@ -182,7 +178,7 @@ def ask_half(talk: Talk) -> None:
     peer.send(first)
     peer.group = None
     talk.exchange.calls.clear()
-    _close(talk)
+    peer.release()
     write(talk, "after")
     expect(talk, "after", 0)
     ask_next(talk)
@@ -206,14 +202,3 @@ def judge_half(exchange: Exchange) -> str:
     if not exchange.one("after").is_refusal and not was(exchange, "after", 0):
         return "half of an update whose learner is gone is served"
     return "" if was(exchange, "new", BESIDE_EMBEDDINGS) else "the next update is not served"
-
-
-def _close(talk: Talk) -> None:
-    if talk.subject.dialect.family == "vllm":
-        talk.post("resume", "/resume", timeout_s=10)
-    else:
-        talk.post("close", "/close_communicator/", timeout_s=10)
-
-
-def _elsewhere(peer: Any) -> dict[str, Any]:
-    return {"master_address": "127.0.0.1", "master_port": free_port(), "rank_offset": 1, "world_size": peer.size}

@@ -6,10 +6,10 @@ from typing import Any
 
 from conformance.judge.servers.check import check
 from conformance.judge.servers.checks.generation import QUESTIONS
-from conformance.judge.servers.dialects import Generated
 from conformance.judge.servers.exchange import Exchange, RecordedCall
 from conformance.judge.servers.numbers import SMALL, distance, needed, off, remedy, seen, tolerance_of
 from conformance.judge.servers.pictures import SHOWN, picture
+from conformance.judge.servers.protocol import Generated
 from conformance.judge.servers.question import Question
 from conformance.judge.servers.talk import Stopped, Talk
 

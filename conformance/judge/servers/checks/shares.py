@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from conformance.judge.servers.dialects import Generated
 from conformance.judge.servers.numbers import FALSE_ALARM, SMALL, chance_at_most
+from conformance.judge.servers.protocol import Generated
 from conformance.judge.servers.question import Question
 from conformance.judge.servers.talk import Talk
 

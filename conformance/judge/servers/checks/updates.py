@@ -14,12 +14,7 @@ from conformance.judge.servers.talk import Stopped, Talk
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERSIONS = {
-    "vllm": ("/weight_info", "weight_version"),
-    "native": ("/health/", "policy_version"),
-    "swift": ("/health/", "policy_version"),
-    "trl": ("/health/", "policy_version"),
-}
+VERSION_FIELDS = ("weight_version", "policy_version")
 
 
 def offer(talk: Talk, peer: Any, tensors: "dict[str, Tensor]", label: str) -> None:
@@ -47,8 +42,7 @@ def ask_before(talk: Talk) -> None:
     if talk.subject.dialect.family == "vllm":
         peer.begin()
         peer.announce({name: tensor}, "update").result()
-        talk.post("finish", "/finish_weight_update")
-        talk.post("resume", "/resume")
+        peer.finish()
     elif talk.subject.dialect.family == "native":
         body = peer.learner.announcement({name: tensor}, version=10**6, sync_id="x")
         talk.post("update", "/native/sync/", body)
@@ -173,7 +167,7 @@ def judge_cast(exchange: Exchange) -> str:
 
 
 def ask_version(talk: Talk) -> None:
-    path, _ = VERSIONS[talk.subject.dialect.family]
+    path, _ = talk.subject.dialect.version_of_weights
     peer = open_peer(talk)
     for _ in range(3):
         sync(talk, 0, peer=peer)
@@ -190,9 +184,9 @@ def ask_version(talk: Talk) -> None:
     deadline_s=120,
 )
 def judge_version(exchange: Exchange) -> str:
-    names = [name for _, name in VERSIONS.values()]
     values = [
-        next((call.reply[name] for name in names if name in call.reply), None) for call in exchange.all("version")
+        next((call.reply[name] for name in VERSION_FIELDS if name in call.reply), None)
+        for call in exchange.all("version")
     ]
     if None in values:
         return "no route returns a version of the weights"
@@ -201,10 +195,10 @@ def judge_version(exchange: Exchange) -> str:
 
 
 def ask_order(talk: Talk) -> None:
-    open_peer(talk)
-    talk.post("finish-first", "/finish_weight_update")
-    talk.post("start", "/start_weight_update")
-    talk.post("start-again", "/start_weight_update")
+    peer = open_peer(talk)
+    talk.post("finish-first", peer.ending)
+    talk.post("start", peer.beginning)
+    talk.post("start-again", peer.beginning)
     talk.get("health", talk.subject.dialect.health_path, timeout_s=5)
 
 
