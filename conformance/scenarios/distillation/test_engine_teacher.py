@@ -44,7 +44,7 @@ def url(request, tmp_path_factory):
         yield found
 
 
-@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#1,2,5"])
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#1,2,8"])
 def test_a_server_teaches_what_the_same_model_teaches_here(tmp_path, url):
     teachers = f'custom.extra.distill.teachers=[{{base_url: "{url}", prompt: "{{question}} {{sum}}"}}]'
     assert checked(teachers, *DIVERGENCE) == []

@@ -136,7 +136,7 @@ def test_episodes_that_failed_teach_nothing(tmp_path):
     assert step["teacher_logprob"] == pytest.approx(theirs.gather(-1, tokens[:, None]).mean().item(), rel=1e-4)
 
 
-@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#5"])
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#6"])
 def test_episodes_played_ahead_are_judged_ahead(tmp_path):
     """Each once, by the server, with the figures of the same teacher beside the policy."""
     found = {}

@@ -1,9 +1,12 @@
 """Teachers by URL: a server that judges tokens, and servers that cannot."""
 
 import copy
+import json
 import logging
+import math
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,11 +25,17 @@ from conformance.doubles.distilled import (
     samples,
     steps_of,
 )
+from conformance.doubles.http_server import http_server, read_body, send
 from conformance.doubles.instance import free_port
 from conformance.doubles.overlapped import attach_servers, note_what_is_learnt
+from conformance.doubles.ranks import together
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import weights_of
 from conformance.doubles.teacher_server import MAX_LOGPROBS, MAX_MODEL_LEN, TeacherDouble, serving
+from rollmatch.dialects.vllm.teacher import TeacherServer
+from rollmatch.errors import RolloutError
+from rollmatch.objectives.distill.teacher import ServerAnswers
+from rollmatch.records import Segment
 from rollmatch.run.assemble import make_template
 from rollmatch.run.teachers import check_teachers
 
@@ -98,7 +107,7 @@ def ran_ahead(folder, mode, *overrides, teacher=None):
 
 @pytest.mark.scenario(
     "distillation/a-server-judges-the-next-window-while-the-learner-learns",
-    clauses=["distillation/a-teacher-may-be-a-server#5"],
+    clauses=["distillation/a-teacher-may-be-a-server#6"],
 )
 def test_a_server_judges_the_next_window_while_the_learner_learns(tmp_path):
     here = ran_ahead(tmp_path / "here", "ahead", PROMPTED)
@@ -112,7 +121,7 @@ def test_a_server_judges_the_next_window_while_the_learner_learns(tmp_path):
         assert [one[name] for one in steps_of(there)] == pytest.approx([one[name] for one in steps_of(here)], rel=1e-4)
 
 
-@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#5"])
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#6"])
 def test_what_is_judged_ahead_is_what_is_judged_in_lockstep(tmp_path):
     """With weights that stay as they are, both ways sample the same completions."""
     found, stays = {}, ("training.learning_rate=0", "custom.extra.rollout_matching.decoding.top_k=1")
@@ -125,7 +134,7 @@ def test_what_is_judged_ahead_is_what_is_judged_in_lockstep(tmp_path):
     assert found["ahead"] == found["off"]
 
 
-@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#6"])
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#7"])
 def test_present_weights_teach_when_targets_are_made(tmp_path):
     """By weights of the step that learns, though the completions were written by older ones."""
     itself = PROMPTED.replace(f"model: {MODEL}", "self: true")
@@ -163,8 +172,21 @@ def of_other_tokens(body):
     return body
 
 
+def of_no_number(body):
+    next(iter(body["choices"][0]["prompt_logprobs"][-1].values()))["logprob"] = math.nan
+    return json.dumps(body)  # as Python's servers write it
+
+
 @pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#4"])
-@pytest.mark.parametrize("mend", [without_the_last, of_other_tokens, lambda body: {"choices": []}])
+@pytest.mark.parametrize(
+    "mend",
+    [
+        without_the_last,
+        of_other_tokens,
+        of_no_number,
+        *(lambda body, answer=answer: answer for answer in ({"choices": []}, [], {"choices": [{}]})),
+    ],
+)
 def test_an_answer_about_other_tokens_ends_the_run(tmp_path, mend):
     teacher = TeacherDouble(MODEL)
     with serving(teacher) as url:
@@ -174,6 +196,99 @@ def test_an_answer_about_other_tokens_ends_the_run(tmp_path, mend):
             trainer.train()
 
 
+class Hangs(TeacherDouble):
+    """Answers nothing while ``hangs`` is set, or breaks its answer off."""
+
+    hangs = breaks = False
+
+    def answer(self, handler):
+        if self.breaks and handler.command == "POST":
+            handler.send_response(200)
+            handler.send_header("Content-Length", "1000")
+            handler.end_headers()
+            handler.wfile.write(b"{")
+            return
+        while self.hangs:
+            time.sleep(0.05)
+        super().answer(handler)
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#5"])
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("hangs", "call-timeout"), ("breaks", "transport-failed"), ("faults", "server-refused")],
+)
+def test_a_teacher_that_fails_between_two_steps_leaves_a_checkpoint(tmp_path, kind, code):
+    """Resumed, the run goes on as if nothing had been."""
+    three = (*DIVERGENCE, "training.max_steps=3", "training.learning_rate=0.001")
+    teacher = Hangs(MODEL)
+    with serving(teacher) as url:
+        whole = make_trainer(tmp_path / "whole", served(url), *three)
+        whole.train()
+        trainer = make_trainer(tmp_path / "cut", served(url, timeout_s=1), *three)
+
+        class Fails(TrainerCallback):
+            def on_step_end(self, args, state, control, **_):
+                setattr(teacher, kind, [500] * 99 if kind == "faults" else True)
+                control.should_save = False
+
+        trainer.add_callback(Fails())
+        with refused(code, url):
+            trainer.train()
+        teacher.hangs = teacher.breaks = False
+        teacher.faults = []
+        again = make_trainer(tmp_path / "cut", served(url), *three)
+        again.train(resume_from_checkpoint=str(tmp_path / "cut/checkpoint-1"))
+    ours, theirs = weights_of(whole.model), weights_of(again.model)
+    assert all(torch.equal(theirs[name], weight) for name, weight in ours.items())
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#5"])
+def test_all_ranks_end_where_the_teacher_of_one_fails():
+    teacher = TeacherDouble(MODEL)
+    segment = Segment(sample=samples()[0], policy_version=1, token_ids=(1, 2, 3), prompt_len=1, prefix_len=2)
+    with serving(teacher) as url:
+        answers = ServerAnswers(server=TeacherServer(url), timeout_s=0.2)
+        away = ServerAnswers(server=TeacherServer(f"http://127.0.0.1:{free_port()}"), timeout_s=0.2)
+
+        def ended(ranks):
+            context = SimpleNamespace(step=0, ranks=ranks)
+            with pytest.raises(RolloutError) as ended:
+                (answers, away)[ranks.rank]([segment], context, top_k=1)
+            return ended.value.code, ended.value.is_shared
+
+        assert together(2, ended) == [("rank-failed", True), ("transport-failed", True)]
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#9"])
+def test_a_server_that_wants_another_key_is_refused():
+    def answer(handler):
+        read_body(handler)
+        send(handler, 401, {"error": "Unauthorized"})
+
+    with http_server(answer) as server:
+        (error,) = checked(served(server.url), *DIVERGENCE)
+    assert (error.code, error.key) == ("teacher-refused", KEY)
+    assert "ROLLMATCH_API_KEY" in error.remedy
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#10"])
+@pytest.mark.parametrize(("status", "body"), [(404, {"detail": "Not Found"}), (200, {"text": "x"})])
+def test_a_server_that_shows_no_vocabulary_is_refused(status, body):
+    teacher = TeacherDouble(MODEL)
+
+    def answer(handler):
+        if handler.path != "/detokenize":
+            return teacher.answer(handler)
+        read_body(handler)
+        return send(handler, status, body)
+
+    with http_server(answer) as server:
+        (error,) = checked(served(server.url), *DIVERGENCE)
+    assert (error.code, error.key) == ("teacher-vocabulary", KEY)
+    assert error.remedy
+
+
 def without_logprobs(body):
     body["choices"][0]["prompt_logprobs"] = None
     return body
@@ -181,7 +296,7 @@ def without_logprobs(body):
 
 @pytest.mark.scenario(
     "distillation/a-server-that-cannot-teach-is-refused-before-a-model-is-loaded",
-    clauses=["distillation/a-teacher-may-be-a-server#7,8,9"],
+    clauses=["distillation/a-teacher-may-be-a-server#8,10,11"],
 )
 def test_a_server_that_cannot_teach_is_refused_before_a_model_is_loaded():
     with serving(TeacherDouble(MODEL)) as url:
@@ -201,7 +316,7 @@ def test_a_server_that_cannot_teach_is_refused_before_a_model_is_loaded():
     assert error.code == "transport-failed"
 
 
-@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#9"])
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#11"])
 def test_a_sample_with_an_image_has_no_teacher_by_url():
     pictured = replace(samples()[0], images=("a.png",))
     with serving(TeacherDouble(MODEL)) as url, refused("teacher-without-images", pictured.origin):
@@ -209,7 +324,7 @@ def test_a_sample_with_an_image_has_no_teacher_by_url():
         check_teachers(config, make_template(config), [pictured])
 
 
-@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#8"])
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#10"])
 def test_a_server_with_another_tokenizer_is_refused_as_a_directory_with_it_is():
     other = ROOT / "fixtures/models/digits"
     (here,) = checked(f"{TEACHERS}[{{model: {other}}}]")

@@ -80,6 +80,15 @@ class Pause(NamedTuple):
     """Of the budget, when the pause begins."""
 
 
+def shared_failure(error: RolloutError | None, *, rank: int, problem: str, key: str) -> RolloutError:
+    """What a rank raises where ``rank`` has failed: its own ``error`` where it has one. All ranks know of it, so that
+    they may save before they end."""
+    if error is None:
+        error = RolloutError(f"rank {rank}: {problem}", code="rank-failed", key=key, remedy="See that rank's error.")
+    error.is_shared = True
+    return error
+
+
 def is_transient(error: RollmatchError) -> bool:
     """Whether the same call may succeed later."""
     if isinstance(error, ServerRefused):

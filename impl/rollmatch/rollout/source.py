@@ -20,7 +20,7 @@ from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.rollout.episodes import EpisodeRunner, begin_all, play_apart, play_in_waves
 from rollmatch.rollout.fence import Fence
-from rollmatch.rollout.retry import ServerRestarted
+from rollmatch.rollout.retry import ServerRestarted, shared_failure
 from rollmatch.weights.named_weights import NamedWeights
 
 LOG = logging.getLogger("rollmatch.rollout")
@@ -183,11 +183,7 @@ def settle(
             return [cast(Result, each.result) for each in outcomes]
         if failures or not restarts_left:
             rank, problem = failures[0] if failures else (ranks.rank, restarts[0])
-            error = error or RolloutError(
-                f"rank {rank}: {problem}", code="rank-failed", key="rollout", remedy="See that rank's error."
-            )
-            error.is_shared = True
-            raise error
+            raise shared_failure(error, rank=rank, problem=problem, key="rollout")
         journal.write("restarted", step=step, problem=restarts[0])
         LOG.warning("%s; sending the weights again", restarts[0])
         fence.sync_again()

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 from torch import nn
@@ -25,6 +26,7 @@ from rollmatch.records import Sample
 from rollmatch.rollout.overlap import AnswerOf
 from rollmatch.server.settings import KEY_VARIABLE
 
+CLOSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 TRY_S = 60.0
 """Longest call that tries a server."""
 
@@ -68,7 +70,7 @@ def averages_of(objective: Objective) -> tuple[WeightAverage, ...]:
 def check_teachers(config: RunConfig, template: Template, *splits: Sequence[Sample]) -> None:
     """Compare vocabularies, try servers, and render each sample's prompt as its teacher sees it; of lazy samples some.
 
-    Errors: ``teacher-vocabulary``, ``teacher-without-logprobs``, ``ServerRefused``, ``TransportFailed``,
+    Errors: ``teacher-vocabulary``, ``teacher-without-logprobs``, ``teacher-refused``, ``TransportFailed``,
     ``top-k-too-large``, ``teacher-prompt-malformed``, ``teacher-too-short``;
     ``BadSamples`` of samples without a teacher or a field, or whose prompts cannot be made.
     """
@@ -116,13 +118,22 @@ def _check_server(template: Template, server: TeacherServer, *, top_k: int, key:
     try:
         server.teach((0, 1), 1, top_k=top_k, timeout_s=TRY_S)
     except (ServerRefused, ReplyMalformed) as error:
+        if isinstance(error, ServerRefused) and error.status in CLOSED:
+            remedy = f"Set the environment variable {KEY_VARIABLE} to the key of that server."
+            raise ConfigError(str(error.problem), code="teacher-refused", key=key, remedy=remedy) from error
         remedy = (
             f"Start vllm serve --max-logprobs {top_k} or more there (rollmatch serve: "
             "custom.extra.rollout_server.vllm_engine_kwargs.max_logprobs); see what it says."
         )
         raise ConfigError(str(error.problem), code="teacher-without-logprobs", key=key, remedy=remedy) from error
-    differs = first_difference_in_text(template.tokenizer.decode, server.text, num_ids)
-    theirs = num_ids_of(server.text) if differs is not None or server.text([num_ids]) else num_ids
+    try:
+        differs = first_difference_in_text(template.tokenizer.decode, server.text, num_ids)
+        theirs = num_ids_of(server.text) if differs is not None or server.text([num_ids]) else num_ids
+    except (ServerRefused, ReplyMalformed) as error:
+        remedy = (
+            "Serve it by vllm serve or rollmatch serve: their /detokenize shows whether it has the policy's tokens."
+        )
+        raise ConfigError(str(error.problem), code="teacher-vocabulary", key=key, remedy=remedy) from error
     if differs is not None or theirs != num_ids:
         differs = num_ids if differs is None else differs
         problem = f"{server.base_url} has {theirs} tokens, the policy {num_ids}, and they differ first at id {differs}"

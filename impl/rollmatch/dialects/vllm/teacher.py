@@ -1,6 +1,7 @@
 """Log-probabilities of given tokens by a stock ``vllm serve`` or our server: ``prompt_logprobs`` of completions."""
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 
 from rollmatch.dialects.http import HttpServer, ReplyMalformed
 from rollmatch.records import Teaching
@@ -8,6 +9,7 @@ from rollmatch.records import Teaching
 ROUTE = "/v1/completions"
 LOOK_S = 10.0
 """Longest wait for what a server says of itself."""
+REMEDY = "A teacher is a vllm serve or rollmatch serve that answers prompt_logprobs, with its own ids."
 CHUNK_LEN = 512
 """Ids whose text is compared by one call."""
 
@@ -31,9 +33,12 @@ class TeacherServer:
         return self._model, entry.get("max_model_len")
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What the tokens say. Errors: those of ``HttpServer.post``."""
+        """What the tokens say. Errors: those of ``HttpServer.post``; ``ReplyMalformed`` for no text."""
         body = {"model": self._model or self.model()[0], "tokens": list(token_ids)}
-        return str(self.http.post("/detokenize", body, timeout_s=LOOK_S).body["prompt"])
+        try:
+            return str(self.http.post("/detokenize", body, timeout_s=LOOK_S).body["prompt"])
+        except (KeyError, TypeError) as error:
+            raise ReplyMalformed("/detokenize answered no prompt", key=self.base_url, remedy=REMEDY) from error
 
     def teach(self, token_ids: Sequence[int], prompt_len: int, *, top_k: int, timeout_s: float) -> Teaching:
         """Of the tokens from ``prompt_len`` on, each behind all before it.
@@ -60,14 +65,15 @@ class TeacherServer:
             own = tuple(row[token_id] for row, token_id in zip(found, token_ids[prompt_len:], strict=True))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._malformed(f"not the log-probabilities of these tokens: {error!r}") from error
+        if not all(isfinite(value) for row in found for value in row.values()):
+            raise self._malformed("a log-probability that is not finite")
         if any(len(row) < top_k for row in found):
             raise self._malformed(f"fewer than {top_k} tokens at a place")
         likeliest = (sorted(row.items(), key=lambda pair: -pair[1])[:top_k] for row in found)
         return Teaching(logprobs=own, top=tuple(map(tuple, likeliest)))
 
     def _malformed(self, problem: str) -> ReplyMalformed:
-        remedy = "A teacher is a vllm serve or rollmatch serve that answers prompt_logprobs, with its own ids."
-        return ReplyMalformed(f"{ROUTE} answered {problem}", key=self.base_url, remedy=remedy)
+        return ReplyMalformed(f"{ROUTE} answered {problem}", key=self.base_url, remedy=REMEDY)
 
 
 def first_difference_in_text(

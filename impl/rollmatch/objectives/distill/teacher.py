@@ -17,7 +17,7 @@ from rollmatch.errors import RolloutError
 from rollmatch.learn.average import WeightAverage
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.records import Sample, Segment, Teaching
-from rollmatch.rollout.retry import Pause, call_with_retries
+from rollmatch.rollout.retry import Pause, call_with_retries, shared_failure
 
 LOG = logging.getLogger("rollmatch.teacher")
 
@@ -67,13 +67,22 @@ class ServerAnswers:
     def __call__(self, segments: Sequence[Segment], context: ObjectiveContext, *, top_k: int) -> list[Teaching]:
         """What was asked before, or calls at the same time, each repeated while the server is busy or away.
 
-        Errors: those of ``TeacherServer.teach``.
+        Errors: those of ``TeacherServer.teach``; ``rank-failed`` on ranks whose own calls were answered.
         """
         for step in [step for step in list(self._early) if step < context.step]:
             del self._early[step]
         asked = self._early.get(context.step, {})
         calls = [asked.get(_key(segment, top_k)) or self._ask(segment, top_k) for segment in segments]
-        return [call.get() for call in calls]
+        error, found = None, list[Teaching]()
+        try:
+            found = [call.get() for call in calls]
+        except RolloutError as failure:
+            error = failure
+        failed = context.ranks.gather(str(error or ""))
+        if any(failed):
+            rank, problem = next((rank, problem) for rank, problem in enumerate(failed) if problem)
+            raise shared_failure(error, rank=rank, problem=problem, key=self.server.base_url)
+        return found
 
     @cached_property
     def _pool(self) -> ThreadPool:
