@@ -44,7 +44,8 @@ def policy_step(batches, rows_of, rules, *, limit, distill=None):
     """The loss, with its graph, and the figures of a step over all completions of its micro-batches.
 
     ``rows_of(completion)``: [T, V] log-probabilities at its target by the policy as it is now. ``distill``: keys of
-    that section; then completions have ``teacher``, as ``rows_of``, and ``weight``.
+    that section; then completions have ``teacher``, as ``rows_of``, and ``weight``. Errors: ``TooClose`` (a policy so
+    sure that float32 has few digits of 1 - p, which gradients are made of).
     """
     completions = [c for batch in batches for c in batch]
     written = [sum(c["written"] or [True] * len(c["target"])) for c in completions]
@@ -71,6 +72,8 @@ def policy_step(batches, rows_of, rules, *, limit, distill=None):
     figures = {
         name: sum(float(torch.as_tensor(one[name]).detach()) for one in seen) / num for name in (seen or [{}])[0]
     }
+    if figures.get("entropy", 1.0) < 0.01:
+        raise TooClose
     return total, {name: value for name, value in figures.items() if not (unsure and name == "clip_share")}
 
 
