@@ -21,6 +21,7 @@ from conformance.judge.servers.numbers import FALSE_ALARM, chance_at_most
 from conformance.judge.servers.profiles import required_by
 
 COSTLY = {"biases are never updated", "the vision tower is never updated", "temperature is ignored"}
+COSTLY |= {"requests lose their names", "one layernorm is never updated", "replies come as they end"}
 COSTLY |= {"goes on after the stop token", "health waits for generation", "the finish reason is always length"}
 DANGER = ("calls-out-of-order-are-refused", "update-without-pause-is-survived")
 KEYS = ("prompts-need-the-key", "control-calls-need-the-key")

@@ -71,6 +71,7 @@ def test_ten_steps_each_learn_from_rollouts_of_their_own_version(three):
 
 
 @pytest.mark.engine
+@pytest.mark.wide
 @pytest.mark.scenario(
     "topologies/one-optimizer-step-on-six-and-two",
     clauses=[

@@ -86,7 +86,7 @@ def test_bins_between_the_pixels_of_the_digits_model_lie_between_their_embedding
     assert torch.allclose(after[ids[4]], (before[ids[0]] * 4 + before[ids[8]] * 4) / 8, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("gpt_oss", marks=pytest.mark.wide)])
 def test_real_vocabularies_get_coordinates_in_seconds(name, tmp_path):
     """gpt-oss has no other attention than eager."""
     stock = make_real_model(name, tmp_path / "stock")

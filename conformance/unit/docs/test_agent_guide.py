@@ -25,7 +25,7 @@ def block(language, first=""):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.wide
 def test_from_a_tool_function_to_a_trained_agent(tmp_path):
     config = block("yaml").replace("Qwen/Qwen3-0.6B", str(fetch_tokenizer("smollm2")))
     for written, here in HERE.items():

@@ -187,6 +187,7 @@ def test_a_held_port_is_free_for_the_ranks_rendezvous_only():
 
 
 @pytest.mark.engine
+@pytest.mark.wide
 @pytest.mark.scenario(
     "launchers/a-cluster-is-interrupted", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#10,11"]
 )

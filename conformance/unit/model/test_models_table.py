@@ -37,7 +37,7 @@ def test_what_concerns_its_tokenizers_is_tried_every_time(results, name, tmp_pat
     assert tried == {column: results["rows"][name][column] for column in OF_TOKENIZERS}, f"try again: {AGAIN} {name}"
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "mistral_v3", "qwen3_vl"])
+@pytest.mark.parametrize("name", [pytest.param("gemma3_text", marks=pytest.mark.wide), "mistral_v3", "qwen3_vl"])
 def test_what_concerns_weights_is_tried_for_one_of_each_kind_of_tokenizer(results, name, tmp_path):
     trials = Trials(name, tmp_path)
     tried = {column: outcome_of(getattr(trials, column)) for column in OF_WEIGHTS}
@@ -45,6 +45,7 @@ def test_what_concerns_weights_is_tried_for_one_of_each_kind_of_tokenizer(result
 
 
 @pytest.mark.engine
+@pytest.mark.wide
 @pytest.mark.parametrize(("name", "columns"), [("qwen3_moe", ["full"]), ("llama3", ["prompt", "greedy", "stop"])])
 def test_what_concerns_engines_is_tried_for_experts_and_for_a_model_of_several_ends(results, name, columns):
     expected = {column: results["rows"][name][column] for column in columns}

@@ -115,6 +115,7 @@ def test_the_example_of_the_readme_runs_on_defaults(tmp_path):
 
 
 @pytest.mark.engine
+@pytest.mark.wide
 def test_the_example_of_the_documentation_runs_by_its_arguments(tmp_path):
     text = WITH_ARGUMENTS
     if has_trl() and not torch.cuda.is_available():  # transformers refuses bf16, TRL's default, without a GPU
