@@ -15,11 +15,26 @@ THEIRS = {
     "TRL 1.10 DistillationConfig": "teacher_model_name_or_path teacher_model_revision teacher_model_init_kwargs "
     "max_completion_length temperature beta",
     "TRL 1.10 ServerDistillationConfig": "teacher_model_server_url loss_top_k loss_add_tail reverse_kl_top_1_mode",
-    "verl rollout_correction": "rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold "
-    "rollout_rs_threshold_lower rollout_token_veto_threshold bypass_old_logprob_for_rollout "
-    "use_pure_rollout_correction rollout_is_batch_normalize",
-    "verl distillation_loss": "loss_mode topk use_policy_loss distillation_loss_coef jsd_beta loss_max_clamp "
-    "log_prob_min_clamp",
+    "TRL 1.10 SDFTConfig": "teacher_model_kind teacher_update_rate teacher_sync_steps distillation_alpha "
+    "distillation_mode distillation_topk distillation_is_clip distillation_add_tail generate_from_teacher "
+    "teacher_prompt_template num_loss_tokens_to_skip",
+    "verl 0.9.1 RolloutCorrectionConfig": "rollout_is rollout_is_threshold rollout_is_batch_normalize rollout_rs "
+    "rollout_rs_threshold bypass_mode loss_type",
+    "verl 0.9.1 SUPPORTED_ROLLOUT_RS_OPTIONS": "token_k1 token_k2 token_k3 seq_sum_k1 seq_sum_k2 seq_sum_k3 "
+    "seq_mean_k1 seq_mean_k2 seq_mean_k3 seq_max_k2 seq_max_k3",
+    "verl 0.6 and 0.7 rollout_correction": "rollout_rs_threshold_lower rollout_token_veto_threshold "
+    "bypass_old_logprob_for_rollout use_pure_rollout_correction",
+    "verl 0.9.1 DistillationLossConfig": "loss_mode topk use_task_rewards distillation_loss_coef loss_max_clamp "
+    "log_prob_min_clamp use_chunked_topk chunked_topk_chunk_size use_policy_gradient policy_loss_mode clip_ratio "
+    "clip_ratio_low clip_ratio_high k1 kl k2 k3 abs mse low_var_kl forward_kl_topk",
+    "verl 0.9.1 DistillationConfig": "enabled n_gpus_per_node nnodes teacher_models teacher_key model_path key "
+    "inference num_replicas",
+    "verl 0.7 distillation_loss": "use_policy_loss jsd_beta",
+    "verl 0.9.1 AlgoConfig": "gamma lam adv_estimator norm_adv_by_std_in_grpo use_kl_in_reward kl_penalty kl_ctrl "
+    "use_pf_ppo pf_ppo filter_groups rollout_correction gdpo_reward_keys gdpo_reward_weights metric "
+    "max_num_gen_batches max_inflight_gen_batches",
+    "verl 0.9.1 PolicyLossConfig": "loss_mode dppo_tv dppo_kl gspo sapo gpg clip_cov kl_cov geo_mean dro cispo "
+    "clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov_ratio ppo_kl_coef dro_beta",
 }
 """Fields that concern the algorithm; those of generation and of transformers have sections of their own."""
 
