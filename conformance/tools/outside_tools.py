@@ -24,7 +24,7 @@ from conformance.tools.openspec_tool import installed
 PYTHONS = {
     "deepspeed": ("deepspeed", "", "pip install deepspeed (DS_BUILD_OPS=0 without a GPU)"),
     "openenv": ("openenv-core", "", "pip install openenv-core==0.3.0"),
-    "swift": ("ms-swift", "", "pip install rollmatch[swift]"),
+    "swift": ("ms-swift", "", "pip install ms-swift==4.6.0 qwen_vl_utils"),
     "verifiers": ("verifiers", "==0.1.*", "pip install verifiers==0.1.9 datasets"),
     "verifiers_v1": ("verifiers", ">0.3", "pip install verifiers==0.4.0"),
 }

@@ -35,6 +35,6 @@ def conformance_command(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if not name.startswith(str(error.name)):
             raise
-        problem, remedy = "rollmatch-judge is not installed", "Run: pip install rollmatch-judge"
+        problem, remedy = "rollmatch-judge is not installed", "In rollmatch's clone: pip install ./conformance/judge"
         key = name.split(".")[2]
         raise LaunchError(problem, code="judge-not-installed", key=key, remedy=remedy) from error

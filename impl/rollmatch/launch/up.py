@@ -35,7 +35,7 @@ def up(options: argparse.Namespace) -> int:
         _show(RunWords(config=config, options=options, layout=make_layout(config, options, ClusterGpus())))
         return 0
     if importlib.util.find_spec("ray") is None:
-        raise LaunchError("ray is not installed", code="ray-missing", remedy="Install it: pip install rollmatch[ray].")
+        raise LaunchError("ray is not installed", code="ray-missing", remedy="Install it: pip install 'ray>=2.50'.")
     if not is_elsewhere:
         os.environ.setdefault(RAY_BEYOND_LOOPBACK, "0")  # read when Ray is imported
     from rollmatch.launch.ray_cluster import connected, find_gpus, reserved

@@ -36,7 +36,7 @@ def check_engine(backend: str) -> None:
             "is vllm, which is not installed",
             code="engine-missing",
             key="custom.extra.rollout_matching.rollout_backend",
-            remedy="Install rollmatch[gpu], or rollmatch[cpu] where there is no GPU, or set rollout_backend: hf.",
+            remedy="In rollmatch's clone: pip install '.[gpu]', '.[cpu]' without a GPU; or set rollout_backend: hf.",
         )
 
 
