@@ -23,10 +23,11 @@ from rollmatch.environments.episode import Episode
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, make_requests
 from rollmatch.rollout.episodes import EpisodeServers, InFlight, begin_all, play_apart, play_in_waves
+from rollmatch.rollout.open_groups import OpenGroups
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules
 
-SLOTS, OVERSUBSCRIPTION, TURNS = 16, 4, 4
+SLOTS, OVERSUBSCRIPTION, TURNS, GROUP = 16, 4, 4, 4
 TURN_S = 0.1
 """Mean of a turn; it is between half of it and one and a half."""
 DELAY_S, SIGMA = 0.05, 1.5
@@ -91,7 +92,7 @@ class Engine(TurnSide):
 
 def requests_of(step: int) -> list[RolloutRequest]:
     """A window: four episodes a slot."""
-    samples = [sample_of(number % 100) for number in range(SLOTS * OVERSUBSCRIPTION)]
+    samples = [sample_of(number // GROUP) for number in range(SLOTS * OVERSUBSCRIPTION)]
     return make_requests(samples, prompt_of=prompt_of, run_seed=1, step=step, rank=0)
 
 
@@ -154,6 +155,42 @@ def ahead(in_flight: InFlight, num_windows: int, *, lead: int) -> dict[str, floa
     return {"busy_share": busy_s / seconds / SLOTS, "seconds_per_window": seconds / (num_windows - lead)}
 
 
+def first_complete(num_windows: int, *, lead: int, late: int) -> dict[str, float]:
+    """As ``ahead`` with ``keep``; a step takes the first complete groups. ``held_s``: from a turn's end to the next
+    sync's, per window; no turn begins then.
+    """
+    engine, began = Engine(), time.perf_counter()
+    servers = EpisodeServers(engine, replace(world(Tool, max_response_tokens=1000), may_move=True), in_flight="keep")
+    oldest, per_step = lead + late, SLOTS * OVERSUBSCRIPTION // GROUP
+    rules = PrefetchRules(max_windows=lead + 1 + oldest, callers_per_server=(lead + 1) * per_step, group_size=GROUP)
+    prefetch, groups = Prefetch(servers, engine.decoding, rules), OpenGroups(lead=lead, max_staleness=oldest)
+    measured, num_late, held_s = (0.0, 0.0), 0, 0.0
+    for step in range(num_windows):
+        holds = time.perf_counter()
+        with prefetch.held(), servers.between_turns():
+            time.sleep(SYNC_S)
+            engine.version += 1
+        held_s += time.perf_counter() - holds
+        coming = range(step, min(step + lead + 1, num_windows))
+        for window in coming:
+            if window not in groups.left:
+                groups.open(window, per_step)
+                prefetch.submit(window, requests_of(window), groups=groups.request(window, step=step))
+        sizes = [(window, per_step) for window in coming]
+        chosen = prefetch.wait_for_groups(step, partial(groups.choose, coming=sizes))
+        groups.take(step, chosen)
+        prefetch.take(chosen, left=[window for window, places in groups.left.items() if places])
+        num_late += sum(group.window < step for group in chosen)
+        if step + lead + 1 == num_windows:
+            measured = engine.busy_s, time.perf_counter() - began
+        time.sleep(LEARN_S)
+    prefetch.close()
+    busy_s, seconds = measured
+    late_share = num_late / (num_windows * per_step)
+    row = {"busy_share": busy_s / seconds / SLOTS, "seconds_per_window": seconds / (num_windows - lead)}
+    return row | {"late_share": late_share, "held_s": held_s / num_windows}
+
+
 def figures(engine: Engine, seconds: float, num_windows: int) -> dict[str, float]:
     """Share of all slots' time that is in use."""
     return {"busy_share": engine.busy_s / seconds / SLOTS, "seconds_per_window": seconds / num_windows}
@@ -168,6 +205,8 @@ def main() -> None:
         ("ahead, wait, 2 windows", partial(ahead, "wait", 8, lead=2)),
         ("ahead, keep, 2 windows", partial(ahead, "keep", 10, lead=2)),
         ("ahead, keep, 6 windows", partial(ahead, "keep", 16, lead=6)),
+        ("first complete, 1 window, 2 late", partial(first_complete, 10, lead=1, late=2)),
+        ("first complete, 2 windows, 3 late", partial(first_complete, 12, lead=2, late=3)),
         ("ahead, restart, 2 windows", partial(ahead, "restart", 6, lead=2)),
     )
     for name, measure in measured:

@@ -66,13 +66,20 @@ def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, pieces=1, c
     return trainer, attach_servers(trainer, mode, max_staleness, lead, pieces, callers)
 
 
-def attach_servers(trainer, mode="off", max_staleness=1, lead=None, pieces=1, callers=4, in_flight="wait"):
+def attach_servers(
+    trainer, mode="off", max_staleness=1, lead=None, pieces=1, callers=4, in_flight="wait", group_size=None
+):
     """Servers in place of the backend that the trainer has; ``mode`` as in the configuration."""
     servers, lead = CopyServers(trainer), max_staleness if lead is None else lead
     fence = Fence(servers, trainer.source.ranks, trainer.source.journal)
     source = trainer.source = dataclasses.replace(trainer.source, fence=fence)
     if mode == "ahead":
-        rules = PrefetchRules(max_windows=lead + 1, callers_per_server=callers, pieces_per_server=pieces)
+        rules = PrefetchRules(
+            max_windows=lead + 1 if group_size is None else lead + 1 + max_staleness,
+            callers_per_server=callers,
+            pieces_per_server=pieces,
+            group_size=group_size,
+        )
         trainer.overlap = run_ahead(source, rules, max_staleness=max_staleness, lead=lead, in_flight=in_flight)
         if hasattr(trainer.learner.objective, "arrived"):
             trainer.overlap.prefetch.arrived = trainer.learner.objective.arrived

@@ -198,7 +198,8 @@ def compare_servers(draw: dict, oracle: Oracle, directory: Path) -> None:
         known = {seed for call in oracle.calls for _, seed, _ in call["requests"]}
         found = {p: [r for kind, v, r in s.log if kind == "infer" and (again or v in versions) and r[1] in known]
                  for p, s in enumerate(servers)}  # fmt: skip
-        if not is_exact or "custom.extra.rollout_matching.pieces_per_server" in oracle.keys:
+        moves = {f"custom.extra.rollout_matching.{name}" for name in ("pieces_per_server", "late_windows")}
+        if not is_exact or moves & oracle.keys.keys():
             found, wanted = ({0: [r for own in part.values() for r in own]} for part in (found, wanted))
         for place in wanted:
             both = [texts(part[place]) for part in (found, wanted)]

@@ -27,6 +27,7 @@ WRONG = (
     ({f"{G}.beta": -1.0}, "out-of-range", f"{G}.beta"),
     ({f"{G}.ratio_cap": 1.0}, "ratio-cap-under-clip", f"{G}.ratio_cap"),
     ({f"{R}.pieces_per_server": 4, f"{R}.overlap": "off"}, "late-work-needs-overlap", f"{R}.pieces_per_server"),
+    ({f"{R}.late_windows": 1}, "late-windows-undefined", f"{R}.late_windows"),
     ({f"{R}.decoding.top_p": 0}, "out-of-range", f"{R}.decoding.top_p"),
     ({"tuner.use_dora": True, "tuner.train_type": "full"}, "dora-without-lora", "tuner.use_dora"),
     ({"tuner.freeze_vits": True}, "unknown-key", "tuner.freeze_vits"),
@@ -322,5 +323,8 @@ def _ahead(one_of, made):
         if f"{E}.name" in keys:
             keys |= {f"{E}.options": {"delay_s": one_of(0.0, 0.3)}}
             keys[f"{R}.vllm.sync.in_flight"] = one_of("wait", "keep", "restart") if "dialect" not in made else "wait"
+            if keys[f"{R}.vllm.sync.in_flight"] == "keep" and f"{R}.pieces_per_server" not in keys:
+                late = one_of(0, 1, 2)
+                keys |= {f"{R}.late_windows": late, f"{R}.max_staleness": (late + 2) * length - 1 + one_of(0, 1)}
         if keys.get(f"{G}.correction_cap", 2.0) is None:
             keys[f"{G}.old_logprobs"] = "server"

@@ -70,22 +70,36 @@ def test_two_ranks_send_a_stock_server_the_weights_of_a_step_once(tmp_path):
 )
 def test_episodes_ahead_agree_with_the_oracle(in_flight, further, tmp_path):
     """Environments that take up to 0.3 s a call, two servers; resumed from a checkpoint, or on two ranks."""
-    keys = PLAIN | {
-        f"{R}.rollout_backend": "vllm",
-        f"{R}.overlap": "ahead",
-        f"{R}.max_staleness": 2,
-        f"{R}.vllm.sync.in_flight": in_flight,
-        f"{E}.name": "conformance.oracle.echo:Echo",
-        f"{E}.options": {"delay_s": 0.3},
-        f"{E}.max_turns": 3,
-        f"{E}.max_response_tokens": 40,
-        f"{E}.observations": "text",
-        f"{T}.max_steps": 4,
-        f"{T}.eval_scenes": 1,
-        f"{G}.num_generations": 2,
-        "global_max_length": 110,
-    }
+    judge_episodes({f"{R}.max_staleness": 2, f"{R}.vllm.sync.in_flight": in_flight}, further, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("further", [{}, {"resume": 2}, {"ranks": 2}])
+def test_steps_that_take_the_first_complete_groups_agree_with_the_oracle(further, tmp_path):
+    """One window in advance, two late; an epoch ends with a smaller step."""
+    keys = {f"{R}.max_staleness": 3, f"{R}.late_windows": 2, f"{R}.vllm.sync.in_flight": "keep"}
+    judge_episodes(keys | {f"{T}.max_steps": 6, f"{T}.per_device_train_batch_size": 2}, further, tmp_path)
+
+
+def judge_episodes(own, further, folder):
+    keys = (
+        PLAIN
+        | {
+            f"{R}.rollout_backend": "vllm",
+            f"{R}.overlap": "ahead",
+            f"{E}.name": "conformance.oracle.echo:Echo",
+            f"{E}.options": {"delay_s": 0.3},
+            f"{E}.max_turns": 3,
+            f"{E}.max_response_tokens": 40,
+            f"{E}.observations": "text",
+            f"{T}.max_steps": 4,
+            f"{T}.eval_scenes": 1,
+            f"{G}.num_generations": 2,
+            "global_max_length": 110,
+        }
+        | own
+    )
     keys.pop(f"{G}.rewards", None)
     samples = [{"prompt": f"{number}a"} for number in range(5)]
     draw = {"family": "qwen3", "samples": samples, "servers": [{}, {}], "keys": keys} | further
-    judge(draw, tmp_path / "draw", tmp_path / "models")
+    judge(draw, folder / "draw", folder / "models")

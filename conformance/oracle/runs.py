@@ -3,6 +3,7 @@
 So each step is judged by itself: what goes in is what the product had, what comes out is compared with what it made.
 """
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,7 +86,8 @@ class Oracle:
     def steps(self):
         """Every optimizer step in turn; before each, the product's weights replace the oracle's."""
         made = None
-        plan = windows(len(self.draw["samples"]), self.keys, ranks=self.ranks, num_steps=self.num_steps)
+        self.windows, self.left = {}, {}
+        self.plan = plan = windows(len(self.draw["samples"]), self.keys, ranks=self.ranks, num_steps=self.num_steps)
         self.averaged = self.num_steps  # the means begin with the weights before training
         if self.policy.adapts:  # the first step has a rate of 0: it leaves adapters as they began
             self.take(self.run / "checkpoint-1")
@@ -138,6 +140,9 @@ class Oracle:
             else:
                 seeds = [seed_of(self.keys, step=step, rank=rank, index=i) for i in range(len(asked))]
                 result.requested.append((asked, seeds))
+                if self.keys.get(f"{R}.late_windows"):
+                    per_rank.append(self.taken(step, rank, len(samples)))
+                    continue
                 pieces = self.keys.get(f"{R}.pieces_per_server", 1)
                 rollouts = self.generate(asked, seeds, self.decoding, rank=rank, pieces=pieces)
             per_rank.append(self.completions(asked, rollouts, name=f"{step}.{rank}"))
@@ -151,6 +156,27 @@ class Oracle:
             for c in (c for own in per_rank for c in own):
                 c |= self.matched(c, self.keys[f"{R}.maskiou_gate"])
         return per_rank
+
+    def taken(self, step: int, rank: int, num: int) -> list:
+        """The completions of the groups that a step says it has taken, each once, from windows that were asked for."""
+        name, n = "journal.jsonl" if rank == 0 else f"journal-rank{rank}.jsonl", self.repeats
+        events = [json.loads(line) for line in (self.run / name).read_text().splitlines()]
+        said = [e["groups"] for e in events if e["event"] == "taken" and e["step"] == step]
+        assert said.count(said[0]) == len(said), f"groups of step {step}: {said}"
+        assert len(said[0]) == num, f"step {step} has {num} groups and took {said[0]}"
+        latest = step + self.keys[f"{R}.max_staleness"]
+        made = []
+        for first, place in said[0]:
+            assert first <= latest, f"step {step} took a group of window {first}"
+            if (first, rank) not in self.windows:
+                asked = [index for index in self.plan[first][1][rank] for _ in range(n)]
+                seeds = [seed_of(self.keys, step=first, rank=rank, index=i) for i in range(len(asked))]
+                rollouts = self.generate(asked, seeds, self.decoding, rank=rank)
+                self.windows[first, rank] = self.completions(asked, rollouts, name=f"{first}.{rank}")
+                self.left[first, rank] = list(range(len(asked) // n))
+            self.left[first, rank].remove(place)
+            made += self.windows[first, rank][place * n : (place + 1) * n]
+        return made
 
     def replace_flat(self, step: int, whole: list, per_rank: list) -> list:
         """Groups of equal rewards make place for those of further samples; returns [rank] all that these wrote."""

@@ -57,6 +57,30 @@ def test_a_sync_meets_episodes_only_where_some_are_under_way(in_flight):
         assert refusal_of(*unused) == ("in-flight-unused", f"{LONG}.vllm.sync.in_flight")
 
 
+@pytest.mark.scenario(
+    "prefetch/late-windows-beside-a-sync-that-waits-are-refused",
+    "prefetch/late-windows-beside-a-sync-that-keeps-are-accepted",
+    clauses=["prefetch/a-step-takes-the-first-complete-groups#8"],
+)
+def test_groups_are_late_only_where_no_sync_waits_for_them():
+    played, keeps = (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD), "~.vllm.sync.in_flight=keep"
+    late = (*played, "~.max_staleness=3", "~.late_windows=2")
+    assert num_windows_ahead(config_with(*late, keeps)) == 1
+    assert num_windows_ahead(config_with(*late, keeps, *SEVERAL, "~.max_staleness=15")) == 1
+    assert num_windows_ahead(config_with(*played, "~.max_staleness=3")) == 3
+    for bad in (
+        late,
+        (*late, "~.vllm.sync.in_flight=restart"),
+        (*late, keeps, "~.max_staleness=2"),
+        (*late, keeps, "~.pieces_per_server=2"),
+        (*late, keeps, *SEVERAL, "~.max_staleness=14"),
+        (*GRPO, "~.max_staleness=3", "~.late_windows=2"),
+    ):
+        assert refusal_of(*bad) == ("late-windows-undefined", f"{LONG}.late_windows"), bad
+    found = [(each.code, each.key) for each in problems_of(*late, "~.overlap=off")]
+    assert ("late-windows-undefined", f"{LONG}.late_windows") in found
+
+
 @pytest.mark.scenario(clauses=["prefetch/grpo-requests-completions-a-window-ahead#5"])
 def test_completions_that_wait_for_a_row_could_not_be_asked_for_again():
     packed = (*GRPO, "training.packing=true", "~.max_staleness=2")

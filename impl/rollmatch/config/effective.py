@@ -145,7 +145,12 @@ def steps_per_window(config: RunConfig) -> int:
 
 
 def num_windows_ahead(config: RunConfig) -> int:
-    """Windows that overlap: ahead requests in advance without exceeding max_staleness.
+    """Windows that overlap: ahead requests in advance without exceeding max_staleness, also where groups are late."""
+    return windows_of_staleness(config) - config.custom.extra.rollout_matching.late_windows
+
+
+def windows_of_staleness(config: RunConfig) -> int:
+    """Windows between a request and learning that max_staleness allows.
 
     The last step of a window finds it older by the steps before it; a segment may wait one step more for its row.
     """
@@ -166,7 +171,7 @@ def calls_together(config: RunConfig, *, num_servers: int, learner_world_size: i
     rules = config.custom.extra.rollout_matching
     if rules.pieces_per_server == 1:
         return 1
-    share = -(-_rollouts_per_window(config) // num_servers)
+    share = -(-rollouts_per_window(config) // num_servers)
     pieces = min(share, rules.pieces_per_server)
     half, at_once = -(-pieces // 2), _requests_at_once(config)
     if at_once is None:
@@ -174,7 +179,7 @@ def calls_together(config: RunConfig, *, num_servers: int, learner_world_size: i
     return min(half, -(-pieces * at_once // (share * learner_world_size)) + 1)
 
 
-def _rollouts_per_window(config: RunConfig) -> int:
+def rollouts_per_window(config: RunConfig) -> int:
     """Of one rank."""
     num_steps = config.custom.extra.grpo.steps_per_generation if config.custom.learns_from_completions else 1
     return _rollouts_per_step(config) * num_steps

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rollmatch.config.custom import GrpoConfig
-from rollmatch.config.effective import has_policy_gradient, num_windows_ahead, steps_per_window
+from rollmatch.config.effective import has_policy_gradient, steps_per_window, windows_of_staleness
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.servers import uses_servers
@@ -252,6 +252,7 @@ ENVIRONMENT_RULES: tuple[Rule, ...] = (
 OVERLAP = f"{ROLLOUT_MATCHING}.overlap"
 STALENESS = f"{ROLLOUT_MATCHING}.max_staleness"
 PIECES = f"{ROLLOUT_MATCHING}.pieces_per_server"
+LATE = f"{ROLLOUT_MATCHING}.late_windows"
 IN_FLIGHT = f"{ROLLOUT_MATCHING}.vllm.sync.in_flight"
 
 
@@ -304,6 +305,28 @@ def _in_flight(config: RunConfig) -> Iterator[ConfigError]:
     yield ConfigError(problem, code="in-flight-unused", key=IN_FLIGHT, remedy=remedy)
 
 
+def _late_windows(config: RunConfig) -> Iterator[ConfigError]:
+    rules, length = config.custom.extra.rollout_matching, steps_per_window(config)
+    if not rules.late_windows:
+        return
+    if rules.overlap == "off":
+        why, remedy = "overlap is off", "Remove it, or set overlap to ahead."
+    elif not config.custom.extra.environment.is_set:
+        why, remedy = "there is no environment, whose episodes end at times of their own", "Remove it."
+    elif rules.vllm.sync.in_flight != "keep":
+        why, remedy = f"vllm.sync.in_flight is {rules.vllm.sync.in_flight}", f"Remove it, or set {IN_FLIGHT} to keep."
+    elif rules.pieces_per_server > 1:
+        why, remedy = "pieces_per_server is set, while each group is a call of its own", "Remove one of them."
+    elif windows_of_staleness(config) - rules.late_windows < 1:
+        needed = (rules.late_windows + 2) * length - 1
+        why = f"max_staleness {rules.max_staleness} leaves no window to request in advance"
+        remedy = f"Set max_staleness to {needed}."
+    else:
+        return
+    problem = f"is {rules.late_windows}, but {why}"
+    yield ConfigError(problem, code="late-windows-undefined", key=LATE, remedy=remedy)
+
+
 def _packed(config: RunConfig) -> Iterator[ConfigError]:
     rules = config.custom.extra.rollout_matching
     if not config.training.packing:
@@ -316,7 +339,7 @@ def _packed(config: RunConfig) -> Iterator[ConfigError]:
             key=OVERLAP,
             remedy="Set training.packing to false, or overlap off.",
         )
-    elif rules.overlap == "ahead" and num_windows_ahead(config) < 1:
+    elif rules.overlap == "ahead" and windows_of_staleness(config) < 1:
         problem = "is 1, which leaves no step in advance: with training.packing a segment may wait a step for its row"
         remedy = "Set it to 2, or training.packing to false."
         yield ConfigError(problem, code="carry-needs-staleness", key=STALENESS, remedy=remedy)
@@ -324,7 +347,7 @@ def _packed(config: RunConfig) -> Iterator[ConfigError]:
 
 def _window(config: RunConfig) -> Iterator[ConfigError]:
     rules, length = config.custom.extra.rollout_matching, steps_per_window(config)
-    if rules.overlap == "ahead" and length > 1 and num_windows_ahead(config) < 1:
+    if rules.overlap == "ahead" and length > 1 and windows_of_staleness(config) < 1:
         problem = f"is {rules.max_staleness}, and a window is used for {length} optimizer steps"
         remedy = f"Set it to {2 * length - 1}, or steps_per_generation and num_iterations to 1."
         yield ConfigError(problem, code="window-needs-staleness", key=STALENESS, remedy=remedy)
@@ -356,6 +379,10 @@ OVERLAP_RULES: tuple[Rule, ...] = (
     Rule(reads=(OVERLAP, PIECES), check=_pieces),
     Rule(reads=(OVERLAP, VARIANT), check=_overlap_variant),
     Rule(reads=(OVERLAP, IN_FLIGHT, "custom.extra.environment"), check=_in_flight),
+    Rule(
+        reads=(OVERLAP, VARIANT, LATE, STALENESS, PIECES, IN_FLIGHT, "custom.extra.environment", *_REUSE),
+        check=_late_windows,
+    ),
     Rule(reads=(OVERLAP, VARIANT, STALENESS, "training.packing"), check=_packed),
     Rule(reads=(OVERLAP, VARIANT, STALENESS, "training.packing", *_REUSE), check=_window),
     Rule(

@@ -151,6 +151,10 @@ class RolloutMatchingConfig(Section):
     """overlap: ahead only. Largest age of a rollout when it is learned from, counted between the weights that generated
     it and the current ones. Older rollouts are generated again, never learned from. 1 is fastest; higher values
     lengthen each sync. Unit: optimizer steps."""
+    late_windows: Index = 0
+    """overlap: ahead with an environment and sync.in_flight: keep only. Above 0, a step learns from the groups that are
+    complete first, of any window under way, and a slow group is learned from up to this many windows later. These are
+    taken from max_staleness. 0: a step waits for its own groups. Unit: windows."""
     pieces_per_server: Count = 1
     """overlap only. Calls into which a server's share of a step is divided; calls that have not started move to an idle
     server. 1 disables work stealing. Unit: calls."""

@@ -4,6 +4,7 @@
 ``Lockstep``         rollouts of a step are generated, then learnt from
 ``Mixed``            the same, with answers of the data set in some steps
 ``Ahead``            rollouts of later windows are generated while the learner learns from this one
+``FirstComplete``    the same with episodes; a step takes the groups of any of these windows that are complete
 ``WithoutRollouts``  every response is empty; images of the next window are prepared meanwhile
 ===================  ===============================================================================
 """
@@ -16,9 +17,11 @@ from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 
+from rollmatch.errors import RolloutError
 from rollmatch.model.images import ImageFeatures
 from rollmatch.records import Rollout, RolloutRequest, Sample
 from rollmatch.rollout.episodes import EpisodeServers, InFlight
+from rollmatch.rollout.open_groups import Group, OpenGroups
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.retry import ServerRestarted
@@ -48,6 +51,8 @@ class GeneratedWindow:
     """Optimizer steps since the weights that generated a rollout -> number of rollouts; empty: none."""
     features: dict[int, ImageFeatures] | None = None
     """Of the samples' images, by sample id, where they are known already."""
+    samples: Sequence[Sample] | None = None
+    """What was rolled out, one entry per group, where that is not the window's own."""
     is_given: bool = False
     """The data set's own answers stand in place of rollouts: nothing was generated."""
 
@@ -178,6 +183,55 @@ class Ahead:
         return GeneratedWindow(rollouts=rollouts, staleness=dict(sorted(ages.items()))), num_again
 
 
+class FirstComplete(Ahead):
+    """As ``Ahead``, with episodes that no sync waits for; a step takes groups that are complete, see ``OpenGroups``.
+
+    Weights that wrote a token are as new as those of the step in which its window was requested. So no token is older
+    than allowed where no group waits beyond its last step. Each rank chooses among its own groups.
+    """
+
+    def __init__(self, source: RolloutSource, prefetch: Prefetch, *, max_staleness: int, lead: int) -> None:
+        super().__init__(source, prefetch, max_staleness=max_staleness, lead=lead, waits=False)
+        self.groups = OpenGroups(lead=lead, max_staleness=max_staleness)
+
+    def rollout(self, windows: Sequence[RequestedWindow]) -> GeneratedWindow:
+        """As ``Overlap``, of the groups that were complete first.
+
+        Errors: those of ``Prefetch.collect``, ``rollout-too-old``.
+        """
+        source, step, size = self.source, windows[0].step, self.prefetch.rules.group_size or 1
+        for window in windows:
+            if window.step not in self.groups.left:
+                self.groups.open(window.step, len(window.samples) // size)
+                self.request(window, step=step)
+        coming = [(window.step, len(window.samples) // size) for window in windows]
+        chosen: list[Group] = []
+
+        def attempt() -> None:
+            chosen[:] = self.prefetch.wait_for_groups(step, lambda complete: self.groups.choose(complete, coming))
+
+        source.settle(attempt, step=step)
+        self.groups.take(step, chosen)
+        left = [window for window, places in self.groups.left.items() if places]
+        requests, rollouts = self.prefetch.take(chosen, left=left)
+        step_of = source.fence.step_of
+        ages = Counter(step - step_of[rollout.policy_version] for rollout in rollouts)
+        if max(ages) > self.max_staleness:
+            problem = f"step {step} took a rollout that is {max(ages)} steps old"
+            remedy = "Is another learner writing to the server?"
+            raise RolloutError(problem, code="rollout-too-old", key=str(step), remedy=remedy)
+        num_late = sum(window < step for window, _ in chosen)
+        source.journal.write("taken", step=step, groups=chosen, num_late=num_late)
+        samples = [request.sample for request in requests[::size]]
+        return GeneratedWindow(rollouts=rollouts, staleness=dict(sorted(ages.items())), samples=samples)
+
+    def request(self, window: RequestedWindow, *, step: int) -> None:
+        """Request what is left of an open window."""
+        groups = self.groups.request(window.step, step=step)
+        if groups:
+            self.prefetch.submit(window.step, self.source.make_requests(window.samples, window.step), groups=groups)
+
+
 class WithoutRollouts:
     """Stage 1: no rollouts. Every response is empty, so the whole true answer is appended to it.
 
@@ -235,4 +289,6 @@ def run_ahead(
             yield
 
     source.fence.quiet = between_turns
+    if bounds.group_size is not None:
+        return FirstComplete(source, prefetch, max_staleness=max_staleness, lead=lead)
     return Ahead(source, prefetch, max_staleness=max_staleness, lead=lead, waits=waits)

@@ -16,7 +16,7 @@ the lock, no caller ever waits for the learner except to begin a call, so the tw
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
@@ -26,6 +26,7 @@ from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.members import ServerLost
 from rollmatch.rollout.monitor import Monitor, ThreadMonitor
+from rollmatch.rollout.open_groups import Group
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.retry import ServerRestarted
 from rollmatch.rollout.window import FinishedCall, PendingWindow
@@ -33,6 +34,8 @@ from rollmatch.rollout.work_items import WorkItem, next_work_item
 
 Arrived = Callable[[int, Sequence[RolloutRequest], Sequence[Rollout]], None]
 """(step of the window, requests, their rollouts): some of them, in order."""
+Choose = Callable[[Mapping[int, Collection[int]]], list[Group] | None]
+"""Complete groups of each window -> those that a step takes; None: it waits for more."""
 POLL_S = 1.0
 """How often a learner that waits looks whether anything still moves."""
 
@@ -58,6 +61,8 @@ class Prefetch:
         self._queues: list[deque[WorkItem]] = [deque() for _ in range(backend.num_servers)]
         self._in_flight: dict[WorkItem, float] = {}
         self._held, self._closed = True, False
+        self._due = -1
+        """The step that waits for groups; windows up to it may always be asked for."""
         self._failure: BaseException | None = None
         self._restarted: ServerRestarted | None = None
         """A server has lost its weights; until the next sync has ended."""
@@ -65,16 +70,49 @@ class Prefetch:
             for _ in range(rules.callers_per_server):
                 self.monitor.start(partial(self._call, server), name=f"rollout-caller-{server}")
 
-    def submit(self, step: int, requests: Sequence[RolloutRequest]) -> None:
-        """Put a window behind those that are on their way. Errors: ``prefetch-overfull``."""
+    def submit(self, step: int, requests: Sequence[RolloutRequest], *, groups: Collection[int] | None = None) -> None:
+        """Put a window, or these groups of it, behind those that are on their way. Errors: ``prefetch-overfull``."""
         with self.monitor:
             if len(self.windows) >= self.rules.max_windows:
                 problem = f"step {step} is requested while steps {sorted(self.windows)} are on their way"
                 raise RolloutError(problem, code="prefetch-overfull", key=str(step), remedy="This is a bug; report it.")
             self.windows[step] = PendingWindow(step, tuple(requests))
             for item in self.rules.cut(step, len(requests), self.backend.num_servers):
-                self._queues[item.server_index].append(item)
+                if groups is None or item.start // (item.stop - item.start) in groups:
+                    self._queues[item.server_index].append(item)
             self.monitor.notify()
+
+    def wait_for_groups(self, step: int, choose: Choose) -> list[Group]:
+        """What ``choose`` returns of the complete groups, as soon as that is not None; ``step`` is to learn from them.
+
+        They stay until ``take``. Errors: as ``collect``.
+        """
+        chosen: list[Group] = []
+
+        def is_chosen() -> bool:
+            size = self.rules.group_size or 1
+            found = choose({window: pending.complete_groups(size) for window, pending in self.windows.items()})
+            chosen[:] = found or ()
+            return found is not None
+
+        with self.monitor:
+            self._due = step
+            self.monitor.notify()
+            self._wait(is_chosen)
+            return list(chosen)
+
+    def take(self, groups: Sequence[Group], *, left: Collection[int]) -> tuple[list[RolloutRequest], list[Rollout]]:
+        """Requests and rollouts of complete groups, which are forgotten, as are windows that are not in ``left``."""
+        size, requests, rollouts = self.rules.group_size or 1, list[RolloutRequest](), list[Rollout]()
+        with self.monitor:
+            for window, place in groups:
+                pending, part = self.windows[window], slice(place * size, (place + 1) * size)
+                requests += pending.requests[part]
+                rollouts += filter(None, pending.rollouts[part])
+                pending.rollouts[part] = [None] * size
+            self.windows = {window: pending for window, pending in self.windows.items() if window in left}
+            self.monitor.notify()
+        return requests, rollouts
 
     def collect(self, step: int, *, min_version: int) -> tuple[list[Rollout], int]:
         """All rollouts of a window, in order, none older than ``min_version``; and how many were requested again.
@@ -234,7 +272,7 @@ class Prefetch:
         if server in lost:
             return None
         left = next((self._queues[index][0] for index in lost if self._queues[index]), None)
-        own = next_work_item(self._queues, server, moves=self.rules.pieces_per_server > 1)
+        own = next_work_item(self._queues, server, moves=self.rules.moves)
         return own if left is None or (own is not None and own.step <= left.step) else left
 
     def _put_back(self, item: WorkItem, error: RolloutError) -> None:
@@ -254,7 +292,7 @@ class Prefetch:
         item = None if self._held or self._restarted is not None else self._next(server)
         if item is None:
             return False
-        is_next = item.step == min(self.windows)
+        is_next = item.step <= max(min(self.windows), self._due)
         return is_next or sum(window.num_bytes for window in self.windows.values()) < self.rules.max_bytes
 
     def _answer(self, item: WorkItem) -> None:

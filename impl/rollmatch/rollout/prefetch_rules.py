@@ -33,6 +33,8 @@ class PrefetchRules:
     max_windows: int
     callers_per_server: int
     pieces_per_server: int = 1
+    group_size: int | None = None
+    """Rollouts of a sample, where each sample is a call of its own; None: calls follow from ``pieces_per_server``."""
     first_server: int = 0
     """Of this rank's first chunk."""
     max_bytes: int = 256 * 2**20
@@ -40,5 +42,18 @@ class PrefetchRules:
     stuck_after_s: float = 8.0
 
     def cut(self, step: int, num_requests: int, num_servers: int) -> list[WorkItem]:
-        """This rank's work items of a window, as ``cut_work_items``."""
-        return cut_work_items(step, num_requests, num_servers, pieces=self.pieces_per_server, first=self.first_server)
+        """This rank's work items of a window, as ``cut_work_items``; or one per group, to the same servers.
+
+        >>> rules = PrefetchRules(max_windows=1, callers_per_server=2, group_size=2)
+        >>> [(item.server_index, item.start, item.stop) for item in rules.cut(0, 6, 2)]
+        [(0, 0, 2), (0, 2, 4), (1, 4, 6)]
+        """
+        size = self.group_size or 1
+        pieces = num_requests if self.group_size else self.pieces_per_server
+        items = cut_work_items(step, num_requests // size, num_servers, pieces=pieces, first=self.first_server)
+        return [item._replace(start=item.start * size, stop=item.stop * size) for item in items]
+
+    @property
+    def moves(self) -> bool:
+        """Whether an idle server takes calls that wait for another one."""
+        return self.pieces_per_server > 1 or self.group_size is not None

@@ -45,6 +45,11 @@ class PendingWindow:
         """Whether every request has been answered."""
         return None not in self.rollouts
 
+    def complete_groups(self, size: int) -> set[int]:
+        """Places of the groups of ``size`` rollouts that have all come, and were not taken."""
+        starts = range(0, len(self.rollouts), size)
+        return {start // size for start in starts if None not in self.rollouts[start : start + size]}
+
     @property
     def num_bytes(self) -> int:
         """Of the answers that wait here."""

@@ -29,7 +29,7 @@ from rollmatch.objectives.distill.objective import DistillObjective
 from rollmatch.objectives.protocol import Objective
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
-from rollmatch.rollout.episodes import EpisodeRunner
+from rollmatch.rollout.episodes import MAX_EPISODES, EpisodeRunner
 from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.overlap import Lockstep, Mixed, Overlap, WithoutRollouts, run_ahead
@@ -229,6 +229,15 @@ def make_overlap(config: RunConfig, source: RolloutSource) -> Overlap:
         first_server=first_server(ranks.rank, ranks.learner_world_size, num_servers),
     )
     oldest = effective.staleness_when_learning_begins(config)
+    if rules.late_windows:
+        size = config.custom.extra.grpo.num_generations
+        num_groups = (lead + 1) * effective.rollouts_per_window(config) // size
+        bounds = replace(
+            bounds,
+            max_windows=lead + 1 + oldest,
+            callers_per_server=min(-(-num_groups // num_servers), max(MAX_EPISODES // size, 1)),
+            group_size=size,
+        )
     if source.world is None:
         return run_ahead(source, bounds, max_staleness=oldest, lead=lead)
     in_flight = rules.vllm.sync.in_flight

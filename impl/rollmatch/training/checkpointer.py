@@ -12,6 +12,7 @@ from rollmatch.learn.average import WeightAverage
 from rollmatch.learn.batch import Batcher
 from rollmatch.model.source import step_of
 from rollmatch.records import Sample, Segment
+from rollmatch.rollout.open_groups import OpenGroups, restore_groups
 from rollmatch.rollout.source import RolloutSource
 from rollmatch.training.checkpoint import SavedLearner, sealing
 from rollmatch.training.packer_state import (
@@ -36,6 +37,8 @@ class Checkpointer:
     plan: WindowPlan
     samples: Sequence[Sample]
     averages: Sequence[WeightAverage]
+    groups: OpenGroups | None = None
+    """Where steps take the groups that are complete first."""
 
     @property
     def has_packer_state(self) -> bool:
@@ -50,6 +53,8 @@ class Checkpointer:
         folder.mkdir(parents=True, exist_ok=True)
         if self.has_packer_state:
             write_packer_state(folder, packer_state(waiting, targets, step=step), rank=ranks.rank)
+        if self.groups is not None:
+            self.groups.save(folder, step=step, rank=ranks.rank)
         if ranks.is_primary:
             saved_learner(self.arguments, ranks.learner_world_size).write(folder)
             for place, average in enumerate(self.averages):
@@ -62,12 +67,13 @@ class Checkpointer:
     def restore(self, checkpoint: Path) -> WindowTargets | None:
         """Put segments that waited back into the packer; returns the window under way, if there was one.
 
-        Errors: ``resume-other-learner``, ``carry-unfit``, ``average-missing``.
+        Errors: ``resume-other-learner``, ``carry-unfit``, ``groups-unfit``, ``average-missing``.
         """
         ranks = self.source.ranks
         saved_learner(self.arguments, ranks.learner_world_size).check(checkpoint)
         for place, average in enumerate(self.averages):
             average.restore(checkpoint / AVERAGE_FILE.format(place=place))
+        restore_groups(self.groups, checkpoint, self.source.journal.path, step=step_of(checkpoint), rank=ranks.rank)
         if not self.has_packer_state:
             return None
         state = read_packer_state(checkpoint, self.samples, rank=ranks.rank)

@@ -35,9 +35,10 @@ from rollmatch.model.images import ImageFeatures
 from rollmatch.model.parts import NAMES, Part, count_parts
 from rollmatch.model.policy import head_worth_avoiding, unwrap
 from rollmatch.model.sharding import EvenGradients, check_split, not_engaged
+from rollmatch.model.source import step_of
 from rollmatch.objectives.protocol import ObjectiveContext, Terms, TrainingTargets
 from rollmatch.records import Rollout, Sample, Segment
-from rollmatch.rollout.overlap import Ahead, GeneratedWindow, Overlap, RequestedWindow
+from rollmatch.rollout.overlap import Ahead, FirstComplete, GeneratedWindow, Overlap, RequestedWindow
 from rollmatch.rollout.source import RolloutSource
 from rollmatch.training.checkpointer import Checkpointer
 from rollmatch.training.evaluation import evaluate_policy, keep_evaluation
@@ -110,6 +111,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             plan=self.plan,
             samples=self.train_dataset,
             averages=self.learner.averages,
+            groups=self.overlap.groups if isinstance(self.overlap, FirstComplete) else None,
         )
 
     def train(self, *arguments: Any, **named: Any) -> Any:
@@ -178,7 +180,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
 
     def target(self, window: Window, generated: GeneratedWindow, report: StepReport) -> WindowTargets:
         """Turn rollouts into segments: parse, match, append | rewards and advantages | values of states."""
-        samples = self._samples_of(window.sample_indices)
+        samples = self._samples_of(window.sample_indices) if generated.samples is None else generated.samples
         made, features = self._make_targets(samples, generated.rollouts, report, features=generated.features)
         self._report_targets(samples, made, report)
         return WindowTargets(
@@ -295,9 +297,12 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         """A window and the ``lead`` windows that follow, within the run; a place per rollout."""
         for _ in range(self.overlap.lead + 1):
             if window.first_step < self.state.max_steps:
-                samples = self.learner.objective.reuse.repeat(self._samples_of(window.sample_indices))
-                yield RequestedWindow(window.first_step, samples)
+                yield self._window_at(window.first_step)
             window = self.plan.at(window.end_step)
+
+    def _window_at(self, step: int) -> RequestedWindow:
+        samples = self.learner.objective.reuse.repeat(self._samples_of(self.plan.at(step).sample_indices))
+        return RequestedWindow(step, samples)
 
     def _renew_waiting(self, report: StepReport) -> None:
         """Generate again what waited for a row until it was too old; the new segments take the places of the old."""
@@ -424,6 +429,9 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         self.split()
         if resume_from_checkpoint is not None:
             self.window_targets = self.checkpointer.restore(Path(resume_from_checkpoint))
+            if isinstance(self.overlap, FirstComplete):
+                for window in self.overlap.groups.left:
+                    self.overlap.request(self._window_at(window), step=step_of(Path(resume_from_checkpoint)))
         if not self._is_split:
             prepared: tuple[nn.Module, object] = super()._prepare_for_training(
                 max_steps, train_dataloader, resume_from_checkpoint
