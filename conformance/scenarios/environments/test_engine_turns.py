@@ -129,5 +129,5 @@ def test_episodes_at_their_own_pace_on_a_server_are_those_of_waves(served):
     samples = [sample for sample in side.samples for _ in range(3)]
     requests = make_requests(samples, prompt_of=template_of().prompt_token_ids, run_seed=7, step=0, rank=0)
     apart = begin_all(world_of(template_of()), requests, GREEDY)
-    play_apart(apart, served.open_turns(len(apart), GREEDY))
+    play_apart(apart, served.open_turns(len(apart), GREEDY).write)
     assert [episode.rollout() for episode in apart] == side.episodes(num=3)

@@ -14,7 +14,7 @@ from rollmatch.records import Rollout, RolloutRequest, Sample
 
 if TYPE_CHECKING:
     from rollmatch.errors import RollmatchError
-    from rollmatch.rollout.episodes import WriteTurn
+    from rollmatch.rollout.episodes import TurnWriter
     from rollmatch.rollout.members import ServerMembers
     from rollmatch.weights.named_weights import Adapter
 
@@ -73,7 +73,7 @@ class RolloutBackend(ABC):
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
         """One rollout per request, in order. Errors: ``rollouts-missing``, ``rollout-before-sync``."""
 
-    def open_turns(self, num_episodes: int, decoding: Decoding) -> "WriteTurn | None":
+    def open_turns(self, num_episodes: int, decoding: Decoding) -> "TurnWriter | None":
         """What writes single turns of so many episodes at the same time; None: they are played in waves."""
         return None
 

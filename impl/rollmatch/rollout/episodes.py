@@ -1,7 +1,8 @@
 """Episodes as rollouts: each goes at its own pace, or all of them in waves.
 
 At its own pace an episode is a thread: it requests a turn, hands it to its environment, and requests the next one at
-once. The engine's batch is filled by the episodes whose environments are not at work. In waves every live episode has a
+once. The engine's batch is filled by the episodes whose environments are not at work. In waves (``generate()``, and
+ranks that share an engine) every live episode has a
 turn before any has the next one; environments of one wave work at the same time. What is played is the same: seeds
 follow from the run's seed, the sample, the attempt and the number of the turn.
 """
@@ -11,7 +12,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Condition, Event
-from typing import Literal
+from typing import Literal, Protocol
 
 from rollmatch.environments.continuation import seed_from
 from rollmatch.environments.environment import Environment, FailedEnvironment, MakeEnvironment, begin, generator_of
@@ -34,6 +35,16 @@ AsBegun = Callable[[RolloutRequest, Rollout], Rollout]
 """(request, its rollout) -> the rollout, by the version that the episode began with where the weights are the same."""
 WriteTurn = Callable[[int, RolloutRequest], Rollout]
 """(place of the episode in its window, request) -> the turn; from any thread, several at a time."""
+
+
+class TurnWriter(Protocol):
+    """What writes single turns of several episodes at the same time."""
+
+    def write(self, place: int, request: RolloutRequest) -> Rollout:
+        """As ``WriteTurn``."""
+
+    def drive(self, episodes: Collection[Future[None]]) -> None:
+        """Do what only the main thread may, until all episodes are over or one has failed."""
 
 
 class Interrupted(Exception):
@@ -108,8 +119,15 @@ def play_in_waves(episodes: Sequence[Episode], decoding: Decoding, *, generate: 
                 each.result()
 
 
-def play_apart(episodes: Sequence[Episode], write: WriteTurn, *, as_begun: AsBegun | None = None) -> None:
-    """Play each to its end at its own pace. Errors: those of ``write`` and ``Episode.take``.
+def play_apart(
+    episodes: Sequence[Episode],
+    write: WriteTurn,
+    *,
+    as_begun: AsBegun | None = None,
+    drive: Callable[[Collection[Future[None]]], None] | None = None,
+) -> None:
+    """Play each to its end at its own pace. ``drive``: as ``TurnWriter``. Errors: its, and those of ``write`` and
+    ``Episode.take``.
 
     After ``ServerRestarted``, ``ServerLost`` and ``Interrupted`` nothing is under way, and episodes may be played on
     from where they are.
@@ -130,6 +148,8 @@ def play_apart(episodes: Sequence[Episode], write: WriteTurn, *, as_begun: AsBeg
     with _pool(len(episodes)) as pool:
         left = {pool.submit(play, *pair) for pair in enumerate(episodes)}
         try:
+            if drive is not None:
+                drive(left)
             while left:
                 ended, left = wait(left, return_when=FIRST_EXCEPTION)
                 for error in filter(None, map(_failure, ended)):

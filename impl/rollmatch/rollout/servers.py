@@ -3,7 +3,7 @@
 Every learner rank requests its own rollouts; only rank 0 sends weights, through the sender it was given.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
 from torch import Tensor
@@ -176,9 +176,9 @@ class VllmServerBackend(RolloutBackend):
         self._write_down([chunk], [log], decoding)
         return self._make_rollouts(requests, replies, decoding)
 
-    def open_turns(self, num_episodes: int, decoding: Decoding) -> Callable[[int, RolloutRequest], Rollout]:
+    def open_turns(self, num_episodes: int, decoding: Decoding) -> "ServerTurns":
         """As the contract: each turn is a call of its own, so that a server's batch stays full."""
-        return ServerTurns(self, num_episodes, decoding).write
+        return ServerTurns(self, num_episodes, decoding)
 
     def close(self) -> None:
         """Leave the group; the servers stay."""
@@ -262,6 +262,9 @@ class ServerTurns:
         self._backend, self._decoding = backend, decoding
         chunks = backend.members.cut(num_episodes)
         self._servers = [chunk.server_index for chunk in chunks for _ in range(chunk.num_requests)]
+
+    def drive(self, episodes: Collection[Future[None]]) -> None:
+        """Nothing: each turn is a call in its episode's thread."""
 
     def write(self, place: int, request: RolloutRequest) -> Rollout:
         """As ``WriteTurn``. Errors: those of ``generate_on``, but for ``ServerLost``."""

@@ -73,12 +73,12 @@ class RolloutSource:
         Each goes at its own pace where the backend writes single turns: a server that is restarted costs the turns
         under way, which are written after the next sync. Errors: as ``settle``, those of ``Episode.take``.
         """
-        write = self.fence.backend.open_turns(len(episodes), decoding)
+        turns = self.fence.backend.open_turns(len(episodes), decoding)
         with Threads(self.num_threads):
-            if write is None:
+            if turns is None:
                 play_in_waves(episodes, decoding, generate=self.generate, ranks=self.ranks)
             else:
-                self.settle(lambda: play_apart(episodes, write, as_begun=self._as_begun))
+                self.settle(lambda: play_apart(episodes, turns.write, as_begun=self._as_begun, drive=turns.drive))
 
     def settle(self, attempt: Callable[[], Result], *, step: int | None = None) -> list[Result]:
         """``attempt`` on all ranks together, again after a restart of a server. Errors: as the function ``settle``."""

@@ -31,6 +31,7 @@ from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBackend, check_answers, make_rollout
+from rollmatch.rollout.engine_turns import EngineTurns
 from rollmatch.server import sampled_logprobs
 from rollmatch.startup import loading
 from rollmatch.weights.named_weights import Adapter
@@ -138,16 +139,28 @@ class VllmColocateBackend(RolloutBackend):
 
     def generate(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> list[Rollout]:
         """As the contract. Errors also: ``prompt-too-long``."""
+        self._check_ready()
+        mine, everyone = self._gather(list(requests))
+        rollouts = self._run(everyone, decoding)[mine]
+        check_answers(requests, rollouts)
+        return rollouts
+
+    def open_turns(self, num_episodes: int, decoding: Decoding) -> EngineTurns | None:
+        """As the contract: each turn joins the batch at once. None where ranks share the engine, which have to run its
+        steps together. Errors: ``rollout-before-sync``.
+        """
+        if self._tensor_group is not None:
+            return None
+        self._check_ready()
+        return EngineTurns(_SteppedVllm(self, decoding))
+
+    def _check_ready(self) -> None:
         if self.policy_version == 0:
             raise RolloutError(
                 "the engine has not been given the learner's weights", code="rollout-before-sync", key="policy_version"
             )
         for part in tuple(self._asleep):
             self._wake(part)
-        mine, everyone = self._gather(list(requests))
-        rollouts = self._run(everyone, decoding)[mine]
-        check_answers(requests, rollouts)
-        return rollouts
 
     def rest(self) -> None:
         """As the contract, where ``sleeps`` is set: weights go to the host's memory, the attention cache goes."""
@@ -183,6 +196,12 @@ class VllmColocateBackend(RolloutBackend):
         options: dict[str, Any] = {"use_tqdm": False, "lora_request": self._adapter}
         outputs = self._engine.generate(prompts, sampling, **options) if prompts else []
         return [self._make_rollout(r, output) for r, output in zip(requests, outputs, strict=True)]
+
+    def _enqueue(self, request: RolloutRequest, images: list[Image.Image], decoding: Decoding) -> str:
+        """Let a request join the engine's batch; returns the name that its output will have."""
+        prompt, sampling = self._make_prompt(request, images, decoding), self._make_sampling(request, decoding)
+        name: str = self._engine.enqueue([prompt], [sampling], use_tqdm=False, lora_request=self._adapter)[0]
+        return name.partition("-")[0]  # vLLM appends letters of its own
 
     def _make_prompt(self, request: RolloutRequest, images: list[Image.Image], decoding: Decoding) -> dict[str, object]:
         self._check_room(request, images, decoding)
@@ -223,6 +242,31 @@ class VllmColocateBackend(RolloutBackend):
         stop_ids, version = self.template.vocabulary.stop_ids, self.policy_version
         prompt = output.prompt_token_ids or ()
         return make_rollout(request, prompt, token_ids, logprobs, stop_ids=stop_ids, version=version)
+
+
+class _SteppedVllm:
+    """Satisfies ``SteppedEngine``."""
+
+    def __init__(self, backend: VllmColocateBackend, decoding: Decoding) -> None:
+        self.backend, self.decoding = backend, decoding
+        self._images_of = once_per_images(backend.template.load_images)
+        self._requests: dict[str, RolloutRequest] = {}
+
+    def add(self, request: RolloutRequest) -> str:
+        """As the protocol; by vLLM's number of the request. Errors: ``prompt-too-long``."""
+        name = self.backend._enqueue(request, self._images_of(request.sample), self.decoding)
+        self._requests[name] = request
+        return name
+
+    def step(self) -> dict[str, Rollout]:
+        """As the protocol."""
+        outputs = self.backend._engine.llm_engine.step()
+        ended = {output.request_id: output for output in outputs if output.finished}
+        return {n: self.backend._make_rollout(self._requests.pop(n), output) for n, output in ended.items()}
+
+    def abort(self, names: Sequence[str]) -> None:
+        """As the protocol."""
+        self.backend._engine.llm_engine.abort_request(list(names))
 
 
 def _load(model: torch.nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
