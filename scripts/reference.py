@@ -1,4 +1,4 @@
-"""Fill the blocks ``<!-- NAME [FILES] -->`` ... ``<!-- end -->`` of docs/reference from the code: ``write``, ``check``.
+"""Fill the blocks ``<!-- NAME [FILES] -->`` ... ``<!-- end -->`` of docs from the code: ``write``, ``check``.
 
 Errors and routes are read from the syntax tree: it has every ``remedy=``, and nothing heavy is imported.
 """
@@ -18,8 +18,11 @@ from typing import Any
 
 import rollmatch
 from rollmatch.cli.main import make_parser
+from rollmatch.config import make
 from rollmatch.config.findings import _CODES
+from rollmatch.config.layers import merge, parse_overrides
 from rollmatch.config.schema import RunConfig
+from rollmatch.errors import ErrorList
 from rollmatch.server.failures import REFUSALS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -294,7 +297,88 @@ def notes_of(node: ast.ClassDef) -> dict[str, str]:
     }
 
 
+PLAIN = {
+    "model": {"model": "model"},
+    "custom": {"train_jsonl": "train.jsonl"},
+    "global_max_length": 2048,
+    "training": {"output_dir": "run", "packing": False},
+}
+"""What the configurations of ``combinations`` have in common."""
+ROLLOUT, VARIANT = "custom.extra.rollout_matching", "custom.trainer_variant"
+PLAYED = ("custom.extra.environment.name=module:Class",)
+PAID = ("custom.extra.grpo.rewards=[{function: module:reward}]",)
+TAUGHT = ("custom.extra.distill.teachers=[{model: teacher}]",)
+OBJECTIVES = {
+    "`sft`": (f"{VARIANT}=sft",),
+    "`rollout_matching_sft`": (f"{VARIANT}=rollout_matching_sft",),
+    "`rollout_matching_sft`, `packing`": (f"{VARIANT}=rollout_matching_sft", "training.packing=true"),
+    "`grpo`": (f"{VARIANT}=grpo", *PAID),
+    "`grpo`, `packing`": (f"{VARIANT}=grpo", *PAID, "training.packing=true"),
+    "`grpo`, environment": (f"{VARIANT}=grpo", *PLAYED),
+    "`distill`": (f"{VARIANT}=distill", *TAUGHT),
+    "`vineppo`": (f"{VARIANT}=vineppo", *PAID),
+    "`vineppo`, environment": (f"{VARIANT}=vineppo", *PLAYED),
+    "`vineppo_mcts`": (f"{VARIANT}=vineppo_mcts", *PAID),
+}
+SERVERS = (f"{ROLLOUT}.vllm.mode=server", f"{ROLLOUT}.vllm.server.group_port=51216")
+LISTED = f"{ROLLOUT}.vllm.server.base_url=http://127.0.0.1:8000"
+BACKENDS = {
+    "`hf`": (f"{ROLLOUT}.rollout_backend=hf",),
+    "colocated": (),
+    "servers": (*SERVERS, LISTED),
+    "`servers_file`": (SERVERS[0], f"{ROLLOUT}.vllm.server.servers_file=servers.json"),
+}
+AHEAD = (f"{ROLLOUT}.overlap=ahead", f"{ROLLOUT}.max_staleness=3")
+KEEP = (*AHEAD, f"{ROLLOUT}.vllm.sync.in_flight=keep")
+OVERLAPS = {
+    "`off`": (),
+    "`ahead`": AHEAD,
+    "`ahead`, `in_flight: keep`": KEEP,
+    "`ahead`, `keep`, `late_windows: 1`": (*KEEP, f"{ROLLOUT}.late_windows=1"),
+}
+
+
+def combinations() -> Iterator[str]:
+    """Which backends ``check`` accepts for an objective and an overlap, and by which codes it refuses others."""
+    said = {
+        (objective, overlap, backend): _refusal((*own, *where, *how))
+        for objective, own in OBJECTIVES.items()
+        for overlap, how in OVERLAPS.items()
+        for backend, where in BACKENDS.items()
+    }
+
+    def accepted(objective: str, overlap: str) -> list[str]:
+        return [backend for backend in BACKENDS if not said[objective, overlap, backend]]
+
+    rows = [
+        (one, *(", ".join(accepted(one, how)) or f"no: `{said[one, how, 'servers']}`" for how in OVERLAPS))
+        for one in OBJECTIVES
+    ]
+    yield table(("Objective", *OVERLAPS), rows)
+    yield "Where another backend is accepted, one that is not named is refused with:"
+    rows = [
+        (backend, *(", ".join(_codes(said[one, how, backend] for one in OBJECTIVES if accepted(one, how)))
+                    for how in OVERLAPS))
+        for backend in BACKENDS
+    ]  # fmt: skip
+    yield table(("Backend", *OVERLAPS), rows)
+
+
+def _codes(said: Iterable[str]) -> list[str]:
+    return [f"`{code}`" for code in dict.fromkeys(said) if code]
+
+
+def _refusal(overrides: Sequence[str]) -> str:
+    """The first code; empty where the configuration is accepted."""
+    try:
+        make(merge(PLAIN, parse_overrides(overrides)))
+    except ErrorList as refused:
+        return refused.errors[0].code
+    return ""
+
+
 BLOCKS = {
+    "combinations": combinations,
     "keys": keys,
     "commands": commands,
     "errors": errors,
@@ -319,7 +403,8 @@ def block(words: str) -> str:
 
 def main(mode: str) -> int:
     """Write the stale pages, or only name them."""
-    fresh = {path: filled(path.read_text(encoding="utf-8")) for path in sorted(PAGES.glob("*.md"))}
+    pages = [*sorted(PAGES.glob("*.md")), *sorted((PAGES.parent / "concepts").glob("*.md"))]
+    fresh = {path: filled(path.read_text(encoding="utf-8")) for path in pages}
     stale = [path for path, text in fresh.items() if path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{path.relative_to(ROOT)}: {'written' if mode == 'write' else 'stale; run make reference'}")
