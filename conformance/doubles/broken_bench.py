@@ -89,6 +89,7 @@ MISTAKES = {
     "the finish reason is always length": "finish-reason-says-how-it-ended",
     "the finish reason is always stop": "finish-reason-says-how-it-ended",
     "log-probabilities fit what top_p leaves": "logprobs-are-of-one-kind",
+    "log-probabilities fit what a penalty leaves": "logprobs-of-penalties-are-of-one-kind",
     "log-probabilities are of a hot model": "logprobs-are-of-one-kind",
     "log-probabilities fit what top_k leaves": "logprobs-are-of-one-kind",
     "a stop token that is forced is passed over": "every-stop-token-ends-a-response",

@@ -45,6 +45,18 @@ class Scorer:
                 self._scored[key] = self._score(question, ids)
             return self._scored[key]
 
+    def drawn_from(
+        self, number: int, question: Question, ids: Sequence[int], *, temperature: float = 1.0, penalty: float = 1.0
+    ) -> list[float]:
+        """Log-probability of each id in the distribution that it is sampled from."""
+        with self._turn:
+            self._load(number)
+            logits = self._logits(question, ids)
+        for place, row in enumerate(logits):
+            row.copy_(penalised(row, [*question.ids, *ids[:place]], penalty))
+        chosen = (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])
+        return list(chosen[:, 0].tolist())
+
     def logits(self, number: int, question: Question) -> Tensor:
         """[V] those of a response's first id."""
         with self._turn:
@@ -181,6 +193,17 @@ class Scorer:
         settings = {"tokenize": True, "add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
         made: Mapping[str, Tensor] = self._processor.apply_chat_template(chat, **settings)
         return made
+
+
+def penalised(logits: Tensor, ids: Sequence[int], penalty: float) -> Tensor:
+    """[V] with the repetition penalty of these ids, of a prompt and what follows: less likely where it is above 1.
+
+    >>> penalised(torch.tensor([2.0, -1.0, 1.0]), [0, 1], 2.0).tolist()
+    [1.0, -2.0, 1.0]
+    """
+    seen = torch.tensor(sorted({*ids}), dtype=torch.long)
+    values = logits[seen]
+    return logits.index_copy(0, seen, torch.where(values > 0, values / penalty, values * penalty))
 
 
 def _first_difference(came: Sequence[int], written: Sequence[int]) -> int | None:

@@ -31,7 +31,7 @@ KNOWN_FIELDS = {
     *("infer_requests", "request_config", "prompts", "images", "generation_kwargs", "requests", "sampling", "prompt"),
     *("model", "messages", "stop", "seed", "n", "logprobs", "return_token_ids", "request_id"),
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "stream", "logit_bias", "token_ids", "sampling_params"),
-    *("input_ids", "return_logprob", "return_prompt_token_ids", "image_data"),
+    *("input_ids", "return_logprob", "return_prompt_token_ids", "image_data", "repetition_penalty"),
 }
 WATCH_S = 0.05
 

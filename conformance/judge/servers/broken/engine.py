@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from conformance.judge.servers.broken.switches import Switches
+from conformance.judge.servers.scoring import penalised
 
 LONGEST, CAP = 512, 250
 BLOCK = 128
@@ -50,6 +51,7 @@ class TinySampling:
     top_k: int = -1
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     n: int = 1
@@ -164,7 +166,8 @@ class TinyEngine:
                     self._read[key] = logits
             for token, value in sampling.bias:
                 logits = logits.index_add(0, torch.tensor([token]), torch.tensor([float(value)]))
-            chosen, logprob = self._choose(logits, sampling, draw, len(made.ids))
+            seen = [*made.prompt_ids, *made.ids]
+            chosen, logprob = self._choose(logits, sampling, draw, len(made.ids), seen)
             made.ids.append(chosen)
             made.logprobs.append(logprob)
             if self._ends(made, sampling):
@@ -190,8 +193,15 @@ class TinyEngine:
                 return True
         return False
 
-    def _choose(self, logits: Tensor, sampling: TinySampling, draw: Any, place: int) -> tuple[int, float]:
+    def _choose(
+        self, logits: Tensor, sampling: TinySampling, draw: Any, place: int, seen: Sequence[int]
+    ) -> tuple[int, float]:
+        """``seen``: ids that the penalty is for."""
         logprobs = logits.log_softmax(-1)
+        if sampling.repetition_penalty != 1:
+            logits = penalised(logits, seen, sampling.repetition_penalty)
+            if self.broken("log-probabilities fit what a penalty leaves"):
+                logprobs = logits.log_softmax(-1)
         if sampling.temperature == 0:
             rank = 1 if place >= 20 and self.broken("wrong greedy id from position 20") else 0
             chosen = int(logits.topk(2).indices[rank])

@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.judge.servers.broken.engine import TinyEngine, TinyPrompt, TinyResponse, TinySampling, Unserved
 
-FIELDS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "n")
+FIELDS = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "n", "repetition_penalty")
 
 
 def sampling_of(*given: Mapping[str, Any]) -> tuple[TinySampling, int | None]:

@@ -11,6 +11,8 @@ from conformance.judge.servers.checks.numeric import ADDED
 from conformance.judge.servers.checks.shares import NUM_DRAWN, WHOLE, Shares, draw, shares_of
 from conformance.judge.servers.exchange import Exchange
 from conformance.judge.servers.numbers import FALSE_ALARM, chance_at_most
+from conformance.judge.servers.protocol import Generated
+from conformance.judge.servers.question import Question
 from conformance.judge.servers.talk import Talk
 
 TEMPERATURES = {"cold": 0.5, "hot": 2.0}
@@ -207,5 +209,54 @@ def judge_kinds(exchange: Exchange) -> str:
         if not kinds:
             return f"{label}: log-probabilities are of neither kind; the model's and those returned: {pairs[:4]}"
         found[label] = kinds
+    shared = set.intersection(*found.values())
+    return "" if shared else "; ".join(f"{label}: {' or '.join(sorted(kinds))}" for label, kinds in found.items())
+
+
+PENALTIES = {"cold": {"temperature": 0.5}, "penalty": {"repetition_penalty": 1.5}}
+
+
+def ask_penalties(talk: Talk) -> None:
+    """Noted per option and id: the log-probability by the model, by what it was drawn from, and the returned one."""
+    for label, options in PENALTIES.items():
+        asked = {"max_tokens": 24, "logprobs": True, "timeout_s": COMPILING_S}
+        call = talk.generate(label, QUESTIONS, **WHOLE | options, **asked)
+        if call.is_ok:
+            rows = [row for one in talk.subject.dialect.read(call) for row in _scored(talk, one, options)]
+            talk.note(label, rows)
+            if max((abs(own - drawn) for own, drawn, _ in rows), default=0.0) < LEAST_APART:
+                talk.exchange.untestable = f"with {options}, both kinds are the same"
+
+
+def _scored(talk: Talk, one: Generated, options: dict[str, float]) -> list[list[float]]:
+    scorer, question = talk.subject.policies.scorer, Question(text="", ids=list(one.prompt_ids))
+    own, _ = scorer.score(0, question, one.ids)
+    limits = {"temperature": options.get("temperature", 1.0), "penalty": options.get("repetition_penalty", 1.0)}
+    drawn = scorer.drawn_from(0, question, one.ids, **limits)
+    return [[round(value, 4) for value in row] for row in zip(own, drawn, one.logprobs or [], strict=True)]
+
+
+@check(
+    "logprobs-of-penalties-are-of-one-kind",
+    "Log-probabilities with a repetition penalty MUST be of one kind with those at temperature 0.5: the model's own, "
+    "or those of the distribution that was sampled from.",
+    clause="servers/numbers-are-those-of-the-model#8",
+    ask=ask_penalties,
+    since="2026-11-28",
+    needs=("model",),
+    deadline_s=150,
+    requires=("logprobs-are-of-one-kind",),
+)
+def judge_penalties(exchange: Exchange) -> str:
+    if failed := exchange.unmet(ok=[*PENALTIES]):
+        return failed
+    limit = max(LEAST_APART / 2, exchange.notes["tolerance"])
+    found: dict[str, set[str]] = {}
+    for label in PENALTIES:
+        rows = exchange.notes[label]
+        far = {OWN: max(abs(v - own) for own, _, v in rows), DRAWN_FROM: max(abs(v - drawn) for _, drawn, v in rows)}
+        found[label] = {kind for kind, distance in far.items() if distance < limit}
+        if not found[label]:
+            return f"{label}: log-probabilities are of neither kind; they lie {far} nats from them"
     shared = set.intersection(*found.values())
     return "" if shared else "; ".join(f"{label}: {' or '.join(sorted(kinds))}" for label, kinds in found.items())
