@@ -149,6 +149,8 @@ BODIES = {
         ("/v1/completions/", {"prompt": "a text", "max_tokens": 2, "structured_outputs": {"regex": "[ab]+"}}),
     ],
 }
+OF_GROUPS = ("communicator", "sync", "update")
+"""Routes that wait for a learner, or whose weights others need; they are fuzzed over pretending engines."""
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -215,6 +217,10 @@ def calls(draw, dialect):
             path = (*path[:-1], draw(st.text(max_size=5)))
         body = set_at(body, path, draw(VALUES))
     return route, body
+
+
+def is_not_of_groups(call):
+    return not any(name in call[0] for name in OF_GROUPS)
 
 
 def encoded(body, form):

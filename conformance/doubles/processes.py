@@ -115,15 +115,16 @@ def _run_python(command: Becoming) -> Becoming | None:
     """Run ``python WORD...`` here; returns the process that it became."""
     os.environ.clear()
     os.environ.update(command.environment)
-    option, sys.argv[:] = command.words[0], command.words
+    words = [word for word in command.words if word != "-P"]  # as here: nothing of the working directory comes first
+    option, sys.argv[:] = words[0], words
     try:
         if option == "-m":
             del sys.argv[0]
-            runpy.run_module(command.words[1], run_name="__main__", alter_sys=True)
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         elif option == "-c":
             del sys.argv[1]
             sys.modules["__main__"] = ModuleType("__main__")
-            exec(command.words[1], vars(sys.modules["__main__"]))
+            exec(words[1], vars(sys.modules["__main__"]))
         else:
             sys.path.insert(0, str(Path(option).parent))
             runpy.run_path(option, run_name="__main__")

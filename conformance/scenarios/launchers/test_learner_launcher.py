@@ -110,7 +110,7 @@ def test_a_dry_run_prints_torchrun_and_the_gpus_and_starts_nothing(capsys, tmp_p
     assert main(["train", str(CONFIG), "--gpus", "6,7", "--dry-run", "--resume", *overrides]) == 0
     output = capsys.readouterr().out
     assert output.startswith("CUDA_VISIBLE_DEVICES=6,7 ")
-    assert "torchrun --standalone --nproc-per-node 2 -m rollmatch train" in output
+    assert f"torchrun --standalone --nproc-per-node 2 --no-python {sys.executable} -u -P -m rollmatch train" in output
     assert output.rstrip().endswith("--resume")
     assert not (tmp_path / "run").exists()
     assert main(["train", str(CONFIG), "--gpus", "3", "--dry-run"]) == 0

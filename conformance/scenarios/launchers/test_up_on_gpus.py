@@ -86,7 +86,7 @@ def test_every_part_has_gpus_of_its_own_on_one_node_and_ranks_know_their_place(c
     assert sites[0].node != sites[1].node
     for rank, (line, site) in enumerate(zip(trained, sites, strict=False)):
         assert f"CUDA_VISIBLE_DEVICES={','.join(site.gpus)} " in line[-1]
-        torchrun = f"--nnodes 2 --node-rank {rank} --rdzv-endpoint {endpoint} --nproc-per-node 6 -m rollmatch train"
+        torchrun = f"--nnodes 2 --node-rank {rank} --rdzv-endpoint {endpoint} --nproc-per-node 6 --no-python "
         assert torchrun in line[-1]
     for index, site in enumerate(sites[2:]):
         assert words.server(index, site.gpus)[-4:] == ["--server", str(index), "--gpus", ",".join(site.gpus)]

@@ -13,13 +13,12 @@ from itertools import count, repeat
 
 from conformance.doubles import processes
 from conformance.tools.campaign.attack import attack
+from conformance.tools.campaign.bodies import bodies
 from conformance.tools.campaign.doubles import trial
 from conformance.tools.campaign.observe import HealthLooks
 from conformance.tools.campaign.real import faults_of, story
 
 FAULTS_OF_STORY = 20
-HEALTH_S = 1.0
-"""In which 99 % of the answers about health have to come."""
 
 
 def on_doubles(seed, *, num_faults, minutes, workers, show=print):
@@ -79,19 +78,6 @@ def on_processes(seed, *, num_faults, minutes, only="", show=print):
     return len(struck), len(wrong)
 
 
-def on_server(seed, options, *, show=print):
-    """Attacks on one server; returns their number and what is wrong."""
-    looks, chance = HealthLooks(), random.Random(seed)
-    num, wrong = attack(
-        seed, num=options.attacks, minutes=options.attack_minutes, looks=looks, chance=chance, kinds=options.only
-    )
-    if looks.p99() > HEALTH_S or looks.num_failed:
-        wrong.append(f"health: {looks.shown()}")
-        show(f"  {wrong[-1]}")
-    show(f"  {len(wrong)} findings")
-    return num, wrong
-
-
 def main():
     parser = argparse.ArgumentParser(prog="conformance.tools.campaign", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
@@ -100,6 +86,9 @@ def main():
     parser.add_argument("--workers", type=int, default=8, help="runs on doubles at a time")
     parser.add_argument("--real", type=int, default=0, metavar="N", help="faults on real servers and learners")
     parser.add_argument("--attacks", type=int, default=0, metavar="N", help="attacks on a real server")
+    parser.add_argument(
+        "--bodies", type=int, default=0, metavar="N", help="wrong bodies of each dialect to a real server"
+    )
     parser.add_argument("--attack-minutes", type=float, default=20.0, help="at most, on a real server")
     parser.add_argument(
         "--only",
@@ -116,7 +105,11 @@ def main():
             options.seed, num_faults=options.real, minutes=options.real_minutes, only=options.only
         )[1]
     if options.attacks:
-        findings += len(on_server(options.seed, options)[1])
+        limits = {"num": options.attacks, "minutes": options.attack_minutes, "looks": HealthLooks()}
+        findings += len(attack(options.seed, **limits, chance=random.Random(options.seed), kinds=options.only)[1])
+    if options.bodies:
+        limits = {"num": options.bodies, "minutes": options.attack_minutes, "looks": HealthLooks()}
+        findings += len(bodies(options.seed, **limits, dialects=options.only)[1])
     return int(findings > 0)
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import psutil
 import requests
 import torch
@@ -27,6 +28,8 @@ from conformance.judge.calls import RawLearner, text_batch
 from conformance.judge.servers.bounded import in_thread
 from rollmatch.model.checkpoint import merged_weights
 
+HEALTH_S = 1.0
+"""In which 99 % of the answers about health have to come."""
 BOUND_S, MAX_GROWTH_MIB, HELD_S, MOST_OF_TURNS = 90.0, 300, "0.05", 0.99
 LONGEST_TURN_S, MEMORY_EVERY_S = 1.0, 0.05
 PROMPTS = text_batch([[7, 8, 9], [5, 6], [9, 9, 9]])
@@ -79,6 +82,8 @@ class AttackedServer:
         try:
             reply = requests.post(self.url + route, data=raw, headers=headers, timeout=BOUND_S, **keywords)
             status, text = reply.status_code, reply.text
+            if "msgpack" in reply.headers["content-type"]:
+                text = json.dumps(msgspec.msgpack.decode(reply.content), default=repr)
         except requests.Timeout:
             status, text = CLOSED, ""
             self.wrong.append(f"hang: {route} {raw[:200]!r} was not answered within {BOUND_S:g} s")
@@ -326,6 +331,18 @@ def model_directories(attacked):
             )
 
 
+def report(attacked, looks, show):
+    """Figures of a server that was attacked; returns what is wrong, in words."""
+    if looks.p99() > HEALTH_S or looks.num_failed:
+        attacked.wrong.append(f"health: {looks.shown()}")
+    show(f"  statuses: {dict(attacked.statuses)}; health: {looks.shown()}")
+    show(f"  memory: {attacked.start_mib:.0f} MiB at the start, {attacked.most_mib:.0f} MiB at most")
+    for problem in attacked.wrong:
+        show(f"  {problem}")
+    show(f"  {len(attacked.wrong)} findings")
+    return attacked.wrong
+
+
 ATTACKS = (
     counts_and_depths, counts_and_depths, types, frames, hosts, wide, structures, template_values, not_finite, slow,
     model_directories,
@@ -357,11 +374,7 @@ def attack(seed, *, num, minutes, looks, chance, kinds="", show=print):
         looks.watch(None)
         judge(attacked)
     show(f"attacks, seed {seed}, {'with' if key else 'without'} a key: {sum(struck.values())}, {dict(struck)}")
-    show(f"  statuses: {dict(attacked.statuses)}; health: {looks.shown()}")
-    show(f"  memory: {attacked.start_mib:.0f} MiB at the start, {attacked.most_mib:.0f} MiB at most")
-    for problem in attacked.wrong:
-        show(f"  {problem}")
-    return sum(struck.values()), attacked.wrong
+    return sum(struck.values()), report(attacked, looks, show)
 
 
 def judge(attacked):

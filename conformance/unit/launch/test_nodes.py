@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -76,7 +77,8 @@ def test_a_dry_run_shows_torchrun_with_the_same_words(capsys, endpoint):
     words = [*f"{TWO} --rdzv-endpoint {endpoint} --gpus 0,1 --dry-run".split()]
     assert main(["train", str(CONFIG), *words]) == 0
     shown = capsys.readouterr().out.replace("'", "")
-    assert f"--rdzv-backend static {TWO} --rdzv-endpoint {endpoint.lower()} --nproc-per-node 2 -m rollmatch" in shown
+    launched = f"--nproc-per-node 2 --no-python {sys.executable} -u -P -m rollmatch"
+    assert f"--rdzv-backend static {TWO} --rdzv-endpoint {endpoint.lower()} {launched}" in shown
     assert "--standalone" not in shown
 
 

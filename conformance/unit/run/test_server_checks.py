@@ -88,5 +88,5 @@ def test_libraries_find_their_settings_beside_what_the_user_has_set(monkeypatch,
 
 def test_one_process_is_shown_with_its_gpu():
     shown = learner.shown_command("a b.yaml", ["--resume"], Placement())
-    assert shown == f"CUDA_VISIBLE_DEVICES=0 {sys.executable} -m rollmatch train 'a b.yaml' --resume"
+    assert shown == f"CUDA_VISIBLE_DEVICES=0 {sys.executable} -P -m rollmatch train 'a b.yaml' --resume"
     assert " --standalone --nproc-per-node 2 " in learner.shown_command("a", [], Placement(gpus=("3", "4")))

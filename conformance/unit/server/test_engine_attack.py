@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from conformance.doubles.fuzzed_bodies import BODIES, calls, encoded
+from conformance.doubles.fuzzed_bodies import BODIES, calls, encoded, is_not_of_groups
 from conformance.judge.calls import text_batch
 from conformance.judge.servers.bounded import in_thread
 
@@ -32,8 +32,6 @@ SLOW_CALLERS, MAX_GROWTH_MIB = 300, 200
 PAUSE_S = 0.05
 """Between two questions for health: a stall of a second is one slow answer, however often one asks."""
 IMAGE = 414
-OF_GROUPS = ("communicator", "sync", "update")
-"""Routes that wait for a learner, or whose weights others need; they are fuzzed over pretending engines."""
 
 
 @contextlib.contextmanager
@@ -83,10 +81,6 @@ def attack(server):
     assert post(server, "/generate/", many).status_code == 400
     assert post(server, "/generate/", {"prompts": [[2**31 - 1]]}).status_code == 400
     assert post(server, "/generate/", {"prompts": [[5]], "top_k": 2**31 - 1, "max_tokens": 2}).status_code == 200
-
-
-def is_not_of_groups(call):
-    return not any(name in call[0] for name in OF_GROUPS)
 
 
 def fuzz(server):

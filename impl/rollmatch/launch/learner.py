@@ -18,7 +18,7 @@ from rollmatch.data.checked import as_variables
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.http import raise_failures
 from rollmatch.launch.nodes import Placement, check_endpoint, interface_variables
-from rollmatch.launch.processes import end_with_parent, run_child, shell_line, visible
+from rollmatch.launch.processes import PYTHON, end_with_parent, run_child, shell_line, visible
 from rollmatch.model.source import with_local_model
 from rollmatch.records import Sample
 from rollmatch.run.directory import check_unchanged, open_run_directory
@@ -110,15 +110,19 @@ def _run(config: RunConfig, prepared: "Prepared", *, config_path: str, checkpoin
 def learner_command(path: str, arguments: Sequence[str], placement: Placement) -> list[str]:
     """The command line of the learner; ``arguments`` are those after the YAML.
 
-    >>> learner_command("run.yaml", ["--resume"], Placement(gpus=("0", "1")))[1:]
-    ['--standalone', '--nproc-per-node', '2', '-m', 'rollmatch', 'train', 'run.yaml', '--resume']
+    >>> command = learner_command("run.yaml", ["--resume"], Placement(gpus=("0", "1")))
+    >>> command[1:5]
+    ['--standalone', '--nproc-per-node', '2', '--no-python']
+    >>> command[6:]
+    ['-u', '-P', '-m', 'rollmatch', 'train', 'run.yaml', '--resume']
     """
-    learner = ["-m", "rollmatch", "train", path, *arguments]
+    learner = [*PYTHON, "-m", "rollmatch", "train", path, *arguments]
     if not placement.is_launched:
-        return [sys.executable, *learner]
+        return learner
     torchrun = Path(sys.executable).with_name("torchrun")
     where = ["--standalone"] if placement.nodes is None else placement.nodes.torchrun_words
-    return [str(torchrun), *where, "--nproc-per-node", str(placement.num_processes), *learner]
+    unbuffered = ["--no-python", learner[0], "-u", *learner[1:]]  # as torchrun starts Python itself
+    return [str(torchrun), *where, "--nproc-per-node", str(placement.num_processes), *unbuffered]
 
 
 def shown_command(path: str, arguments: Sequence[str], placement: Placement) -> str:

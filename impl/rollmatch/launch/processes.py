@@ -19,6 +19,9 @@ import psutil
 
 from rollmatch.errors import LaunchError
 
+PYTHON = (sys.executable, "-P")
+"""Begins commands of ours: with ``-m`` alone, a ``random.py`` of the working directory would be Python's own."""
+
 
 def parse_gpus(text: str) -> tuple[str, ...]:
     """The list behind ``--gpus``. Errors: ``gpu-list-invalid``.

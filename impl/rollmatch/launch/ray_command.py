@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from functools import partial
 import psutil
 import ray
 
-from rollmatch.launch.processes import adopt_orphans, end_with_parent, kill_family, kill_orphans
+from rollmatch.launch.processes import PYTHON, adopt_orphans, end_with_parent, kill_family, kill_orphans
 from rollmatch.startup import start_thread
 
 _DRAIN_S = 2.0
@@ -66,7 +65,7 @@ class CommandActor:
         """
         inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         self._child = psutil.Popen(
-            [sys.executable, "-m", "rollmatch", *words],
+            [*PYTHON, "-m", "rollmatch", *words],
             cwd=directory,
             env={**inherited, "PYTHONUNBUFFERED": "1", **environment},
             stdin=subprocess.DEVNULL,

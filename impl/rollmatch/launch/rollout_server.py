@@ -5,7 +5,6 @@ The launcher replaces itself by the server it starts, so a signal needs no passi
 
 import dataclasses
 import os
-import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -22,7 +21,7 @@ from rollmatch.config.servers import (
     server_section,
 )
 from rollmatch.errors import LaunchError
-from rollmatch.launch.processes import Command, become
+from rollmatch.launch.processes import PYTHON, Command, become
 from rollmatch.model.source import with_local_model
 from rollmatch.run.machine import ENVIRONMENT, cpu_environment, has_gpu
 from rollmatch.server.port import bind_http
@@ -106,7 +105,7 @@ def server_environment(*, on_gpu: bool, eager: bool) -> dict[str, str]:
 def server_words(settings: ServerSettings, *, gpus: Sequence[str]) -> tuple[str, ...]:
     """The command line of our own server; a bearer key stays out of it, where other users could read it."""
     settings = dataclasses.replace(settings, gpus=tuple(gpus))
-    return (sys.executable, "-m", "rollmatch.serve.process", settings.to_json())
+    return (*PYTHON, "-m", "rollmatch.serve.process", settings.to_json())
 
 
 def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) -> ServerSettings:
