@@ -50,6 +50,18 @@ def test_a_rank_whose_segments_became_too_old_does_not_wait_for_one_whose_did_no
 
 
 @pytest.mark.slow
+def test_a_rank_with_fewer_rows_takes_as_many_passes(tmp_path):
+    """Long prompts fill a row each, so that the ranks' rows differ in number."""
+    keys = PLAIN | {f"{T}.packing": True, f"{T}.packing_buffer": 1, "model.attn_impl": "packed", f"{T}.max_steps": 3}
+    keys |= {f"{T}.eval_scenes": 1, f"{T}.per_device_train_batch_size": 2, f"{G}.num_generations": 2}
+    samples = [{"prompt": f"{number}{'a' * (30 if number % 3 == 0 else 1)}"} for number in range(9)]
+    draw = {"family": "qwen3", "samples": samples, "servers": [], "ranks": 2, "keys": keys}
+    judge(draw, tmp_path / "draw", tmp_path / "models")
+    events = [json.loads(line) for line in (tmp_path / "draw/run/journal-rank1.jsonl").read_text().splitlines()]
+    assert any([] in one["sample_ids"] for one in events if one["event"] == "packed"), "as many rows as rank 0"
+
+
+@pytest.mark.slow
 def test_two_ranks_send_a_stock_server_the_weights_of_a_step_once(tmp_path):
     """Such a server is named by what was committed, which rank 1 does not wait for."""
     keys = PLAIN | {

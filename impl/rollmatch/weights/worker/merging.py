@@ -64,7 +64,15 @@ class FrozenWeights:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
     def names_to_restore(self, names: Iterable[str], merged: Iterable[str]) -> list[str]:
-        """Of the weights ``names``: those that something else was loaded into, and that no merge writes again."""
+        """Of the weights ``names``: those that something else was loaded into, and that no merge writes again.
+
+        >>> base = FrozenWeights("models/none", dtype=torch.float32, device=torch.device("cpu"))
+        >>> base.names_to_restore(["a", "b", "c"], ["a"])
+        ['b', 'c']
+        >>> base.changed = {"a", "b"}  # by another adapter before
+        >>> base.names_to_restore(["a", "b", "c"], ["a"])
+        ['b']
+        """
         return sorted(set(names) - set(merged) if self.changed is None else self.changed - set(merged))
 
     def _keep(self, tensor: Tensor) -> Tensor:
