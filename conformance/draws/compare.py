@@ -19,7 +19,7 @@ from torch.nn import functional
 import rollmatch
 from conformance.doubles.started import started_ranks
 from conformance.draws.models import model_directory
-from conformance.draws.servers import scripted
+from conformance.draws.servers import scripted, teaching
 from conformance.draws.strategy import PLAIN, WRONG
 from conformance.oracle.defaults import tree_of
 from conformance.oracle.plan import chunks
@@ -48,8 +48,8 @@ def judge(draw: dict, folder: Path, models: Path) -> None:
     directory = model_directory(draw["family"], models, dropout=draw.get("dropout", 0.0))
     code, problem = "", ""
     try:
-        with scripted(draw, directory, words_of(directory)) as (servers, named):
-            write(draw, folder, directory, named)
+        with scripted(draw, directory, words_of(directory)) as (servers, named), teaching(draw, directory) as url:
+            write(draw, folder, directory, named, teacher=url)
             try:
                 run(draw, folder)
                 if draw.get("resume"):
@@ -106,8 +106,11 @@ def resume(draw: dict, folder: Path) -> None:
     shutil.move(whole, folder / "run")
 
 
-def write(draw: dict, folder: Path, directory: Path, named: dict) -> None:
-    """The files of a run: data, ``run.yaml`` for ``rollmatch train``, ``draw.json`` for this package's command."""
+def write(draw: dict, folder: Path, directory: Path, named: dict, *, teacher: str = "") -> None:
+    """The files of a run: data, ``run.yaml`` for ``rollmatch train``, ``draw.json`` for this package's command.
+
+    ``teacher``: URL of the entry whose ``base_url`` is true.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name in {name for one in draw["samples"] for name in one.get("images", [])}:
         width, height, number = map(int, name.removesuffix(".png").split("-"))
@@ -119,10 +122,10 @@ def write(draw: dict, folder: Path, directory: Path, named: dict) -> None:
     own |= {"training.output_dir": str(folder / "run"), "training.report_to": "none", "training.learner_threads": 1}
     own |= {"training.save_steps": 1, "training.save_total_limit": None}
     if entries := draw["keys"].get("custom.extra.distill.teachers"):
-        own_model = {"model": str(directory)}
-        named = named | {
-            "custom.extra.distill.teachers": [one if one.get("self") else own_model | one for one in entries]
-        }
+        kinds = [{} if one.get("self") else {"model": str(directory)} for one in entries]
+        kinds = [{"base_url": teacher} if "base_url" in one else kind for one, kind in zip(entries, kinds, strict=True)]
+        made = [one | kind for one, kind in zip(entries, kinds, strict=True)]
+        named = named | {"custom.extra.distill.teachers": made}
     (folder / "run.yaml").write_text(yaml.safe_dump(tree_of(own | draw["keys"] | named), sort_keys=False))
     (folder / "draw.json").write_text(json.dumps(draw, indent=1))
 

@@ -13,10 +13,23 @@ from safetensors.torch import load_file
 from conformance.doubles.http_server import read_body, send
 from conformance.doubles.native_double import ROUTES, NativeDouble, serving
 from conformance.doubles.stock_server import StockDouble
+from conformance.doubles.teacher_server import TeacherDouble
+from conformance.doubles.teacher_server import serving as serving_teacher
 from conformance.judge.ports import free_port
 from conformance.judge.servers.broken.updates import QueuedGroup
 from conformance.oracle.policy import PICTURE
 from conformance.oracle.script import write
+
+
+@contextmanager
+def teaching(draw, directory):
+    """URL of a server that teaches by the model before training; empty where none is drawn."""
+    entries = draw["keys"].get("custom.extra.distill.teachers", [])
+    if not any("base_url" in one for one in entries):
+        yield ""
+        return
+    with serving_teacher(TeacherDouble(directory)) as url:
+        yield url
 
 
 class ScriptedServer(NativeDouble):

@@ -186,6 +186,8 @@ TEACHERS = (
     [{"weight": 2.0, "when": {"kind": 1}}, {"self": True, "prompt": "{question}{a}"}],
 )
 """Entries; those without ``self`` name the model before training."""
+SERVED = [{"base_url": True, "prompt": "{question}{a}"}]
+"""A server of that model: it knows temperature 1 alone, and no pictures."""
 OF_THE_GRADIENT = ("baseline", "scale_rewards", "epsilon", "epsilon_high", "ratio_cap", "old_logprobs", "clip")
 OF_THE_GRADIENT += ("correction_cap", *(f"correction.{name}" for name in ("level", "mode", "low", "high")))
 
@@ -193,7 +195,9 @@ OF_THE_GRADIENT += ("correction_cap", *(f"correction.{name}" for name in ("level
 def _distill(one_of, made):
     """Teachers, with rewards or without; a divergence without rewards has no policy gradient."""
     keys = made["keys"]
-    keys |= {f"{D}.teachers": one_of(*TEACHERS)}
+    keys |= {f"{D}.teachers": one_of(*TEACHERS, *([] if made["family"] == "qwen3_vl" else [SERVED, SERVED]))}
+    if keys[f"{D}.teachers"] == SERVED:
+        keys[f"{R}.decoding.temperature"] = 1.0
     if one_of(1, 0, 0):
         keys |= {f"{D}.loss": "divergence", f"{D}.beta": one_of(0, 0.3, 1), f"{D}.top_k": one_of(1, 4, 20)}
     if f"{E}.name" not in keys and one_of(0, 1):
