@@ -48,7 +48,7 @@ class ServersFile:
                 os.replace(new, self.path)
 
 
-def learned(folder, num_servers, lists):
+def learned(folder, num_servers, lists, *overrides):
     """A run whose list holds ``lists[version]`` from the first call by that version on."""
     model, out = write_cut(folder / "model"), folder / "run"
     servers = [CountingServer() for _ in range(num_servers)]
@@ -60,6 +60,7 @@ def learned(folder, num_servers, lists):
             server.called = listed.write
         words = (
             *BESIDE_DOUBLES,
+            *overrides,
             f"training.max_steps={STEPS}",
             f"{VLLM}.server.servers_file={listed.path}",
             f"training.output_dir={out}",

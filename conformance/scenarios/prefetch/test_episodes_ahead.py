@@ -11,11 +11,12 @@ from conformance.doubles.ladders import Ladder, TurnSide, world
 from conformance.doubles.learner_side import server_of
 from conformance.doubles.locks import A, requests_of, sample_of
 from conformance.doubles.overlapped import attach_servers, note_what_is_learnt
+from conformance.doubles.prefetching import until
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import events
 from conformance.doubles.turns import make_trainer
 from rollmatch.rollout.episodes import EpisodeServers, begin_all, play_apart
-from rollmatch.rollout.members import ServerMembers
+from rollmatch.rollout.members import ServerLost, ServerMembers
 from rollmatch.rollout.prefetch import Prefetch
 from rollmatch.rollout.prefetch_rules import PrefetchRules
 from rollmatch.rollout.retry import ServerRestarted
@@ -104,6 +105,37 @@ def test_what_has_ended_is_not_played_again():
     again = [request_id for version, request_id in side.asked if version == 4]
     assert [one.split(".")[0] for one in again] == ["5"] * 3
     assert len(side.asked) == 5 * 3 + 1 + 3
+
+
+class Leaving(OneServer):
+    """The second of two servers leaves: it takes no calls from then on."""
+
+    num_servers = 2
+
+    def generate_on(self, server_index, requests, decoding, *, start):
+        if server_index in self.lost:
+            raise ServerLost("has left", key="server 1", remedy="")
+        return super().generate_on(server_index, requests, decoding, start=start)
+
+
+@pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#11"])
+def test_an_episode_whose_server_leaves_between_two_turns_is_played_by_another_one():
+    Paused.waits.clear()
+    Paused.may_reply.clear()
+    side, in_world = Leaving(letters=(A,)), replace(world(lambda: Paused(slip=0.0)), may_move=True)
+    servers = EpisodeServers(side, in_world, in_flight="keep")
+    prefetch = Prefetch(servers, side.decoding, PrefetchRules(max_windows=1, callers_per_server=1))
+    with prefetch.quiet():
+        pass
+    prefetch.submit(0, requests_of(SAMPLES, num=1))
+    assert Paused.waits.wait(WAIT_S)
+    until(lambda: None not in prefetch.windows[0].rollouts[:3])
+    with prefetch.held(), servers.between_turns():
+        side.version, side.lost = side.version + 1, {1}
+    Paused.may_reply.set()
+    rollouts, _ = prefetch.collect(0, min_version=0)
+    prefetch.close()
+    assert [one.policy_versions for one in rollouts] == [((3, 3),)] * 3 + [((4, 3),)] * 3
 
 
 @pytest.mark.scenario(clauses=["prefetch/a-sync-comes-in-the-midst-of-episodes#7"])

@@ -36,6 +36,29 @@ def test_a_run_whose_servers_come_and_go_equals_one_with_a_server_that_stays(lea
     assert len(went.answered) + len(came.answered) == len(stayed.answered)
 
 
+AHEAD = ("custom.extra.rollout_matching.overlap=ahead", "training.packing=false")
+
+
+@pytest.mark.scenario(
+    "server-connection/servers-join-and-leave-while-the-learner-learns",
+    clauses=["server-connection/servers-join-and-leave-a-running-job#3,5,6,7"],
+)
+def test_servers_come_and_go_while_the_learner_learns(tmp_path):
+    """Windows on their way when a server leaves were requested of it; those behind are divided anew."""
+    fixed = learned(tmp_path / "fixed", 1, {0: [0]}, *AHEAD)
+    moving = learned(tmp_path / "moving", 2, {0: [0], 1: [0, 1], 2: [1]}, *AHEAD)
+    first, second = moving.urls
+    assert moving.moves == [("server_joined", second, 2), ("server_left", first, 1)]
+    assert moving.losses == fixed.losses
+    assert all(torch.equal(tensor, fixed.weights[name]) for name, tensor in moving.weights.items())
+    stayed, went, came = fixed.servers[0], *moving.servers
+    assert went.versions | came.versions == stayed.versions
+    assert (set(went.versions.values()), set(came.versions.values())) == ({1, 2}, {2, 3, 5}), (
+        "the last step's window was requested one step before"
+    )
+    assert (went.policy_version, went.group) == (2, None)
+
+
 @pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#3,4,5,6"])
 def test_every_rollout_is_of_the_version_that_the_step_expects(learned_on_one_host, elastic):
     assert judge(elastic.events) == []

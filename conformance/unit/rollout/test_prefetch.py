@@ -173,3 +173,21 @@ def test_every_call_is_recorded_once_with_its_time_server_and_version():
         assert all(0.02 <= call.ended - call.began < 5 for call in calls)
         assert prefetch.spans_of(calls, now=0.0) == [[(call.began, call.ended)] for call in calls]
         assert prefetch.take_calls() == []
+
+
+def test_a_server_that_joins_gets_calls_after_the_sync_and_one_that_left_gets_none():
+    servers = Servers(2)
+    with opened(servers, callers_per_server=1) as prefetch:
+        prefetch.submit(0, requests_of(0, 4))
+        prefetch.collect(0, min_version=0)
+        prefetch.forget(0)
+        servers.gate.clear()
+        prefetch.submit(1, requests_of(1, 4))
+        until(lambda: servers.under_way == 2)
+        servers.gate.set()
+        with prefetch.quiet():
+            servers.num_servers, servers.lost, servers.asked[:] = 3, {0}, []
+        prefetch.submit(2, requests_of(2, 4))
+        assert ids_of(prefetch.collect(1, min_version=0)[0]) == [4, 5, 6, 7]
+        assert ids_of(prefetch.collect(2, min_version=0)[0]) == [8, 9, 10, 11]
+    assert sorted(servers.asked) == [(1, [8, 9]), (2, [10, 11])]

@@ -156,9 +156,6 @@ def _elastic(config: RunConfig) -> Iterator[ConfigError]:
     rules = config.custom.extra.rollout_matching
     if rules.vllm.server.servers_file is None:
         return
-    if rules.overlap != "off":
-        problem = f"is set, but overlap is {rules.overlap}: its calls are divided among servers ahead of the list"
-        yield ConfigError(problem, code="servers-file-with-overlap", key=SERVERS_FILE, remedy="Set overlap to off.")
     if rules.vllm.carries_adapter:
         problem = f"is set, but sync.mode is {rules.vllm.sync.mode}: a server that joins needs all weights"
         yield ConfigError(problem, code="servers-file-with-adapter", key=SERVERS_FILE, remedy="Set sync.mode to full.")
@@ -193,9 +190,7 @@ SERVER_RULES: tuple[Rule, ...] = (
     Rule(reads=_NAMES, check=_pair),
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_distinct),
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_one_network),
-    Rule(
-        reads=(SERVERS_FILE, f"{ROLLOUT_MATCHING}.overlap", f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_elastic
-    ),
+    Rule(reads=(SERVERS_FILE, f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_elastic),
     Rule(reads=(f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_adapter),
     Rule(reads=(STAGE, TENSOR_PARALLEL, f"{VLLM}.sync.mode", f"{VLLM}.enable_lora"), check=_staging),
     Rule(reads=(LORA_ON_SERVER,), check=_lora),

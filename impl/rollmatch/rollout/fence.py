@@ -15,7 +15,7 @@ broke because servers were gone for a while is repeated as a newer version.
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -179,12 +179,16 @@ class Fence:
 
         Errors: ``PushFailed``.
         """
-        self._last = step, weights
-        is_due, version = self._agree(step)
-        if not is_due:
-            return 0.0
-        self.synced_step = None
-        with self.quiet():
+        self._last, has_moved = (step, weights), step != self.synced_step
+        with ExitStack() as quiet:
+            if has_moved:
+                quiet.enter_context(self.quiet())  # servers join and leave while no calls are under way
+            is_due, version = self._agree(step)
+            if not is_due:
+                return 0.0
+            if not has_moved:
+                quiet.enter_context(self.quiet())
+            self.synced_step = None
             began = time.perf_counter()
             self._push_between_barriers(step, weights, version=version)
             self.synced_step = self.step_of[self.backend.policy_version] = step

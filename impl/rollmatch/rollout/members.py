@@ -79,6 +79,10 @@ class ServerMembers:
             self._gone.add(server_index)
             self._lost.discard(server_index)
 
+    def has_left(self, server_index: int) -> bool:
+        """Whether a server has left the list for good."""
+        return server_index in self._gone
+
     def leave_out(self, server_index: int) -> bool:
         """Lose a server if enough are left; returns whether it takes no part now. Callable from any thread."""
         with self._lock:

@@ -58,7 +58,7 @@ class Prefetch:
         """Told what a call brought, in the caller's thread; waits for nothing."""
         self.windows: dict[int, PendingWindow] = {}
         self.calls: list[FinishedCall] = []
-        self._queues: list[deque[WorkItem]] = [deque() for _ in range(backend.num_servers)]
+        self._queues: list[deque[WorkItem]] = []
         self._in_flight: dict[WorkItem, float] = {}
         self._held, self._closed = True, False
         self._due = -1
@@ -66,9 +66,7 @@ class Prefetch:
         self._failure: BaseException | None = None
         self._restarted: ServerRestarted | None = None
         """A server has lost its weights; until the next sync has ended."""
-        for server in range(backend.num_servers):
-            for _ in range(rules.callers_per_server):
-                self.monitor.start(partial(self._call, server), name=f"rollout-caller-{server}")
+        self._start_callers()
 
     def submit(self, step: int, requests: Sequence[RolloutRequest], *, groups: Collection[int] | None = None) -> None:
         """Put a window, or these groups of it, behind those that are on their way. Errors: ``prefetch-overfull``."""
@@ -77,7 +75,7 @@ class Prefetch:
                 problem = f"step {step} is requested while steps {sorted(self.windows)} are on their way"
                 raise RolloutError(problem, code="prefetch-overfull", key=str(step), remedy="This is a bug; report it.")
             self.windows[step] = PendingWindow(step, tuple(requests))
-            for item in self.rules.cut(step, len(requests), self.backend.num_servers):
+            for item in self.rules.cut(step, len(requests), self._present()):
                 if groups is None or item.start // (item.stop - item.start) in groups:
                     self._queues[item.server_index].append(item)
             self.monitor.notify()
@@ -162,6 +160,7 @@ class Prefetch:
             self._held = True
         yield
         with self.monitor:
+            self._start_callers()
             self._held, self._restarted = False, None
             self.monitor.notify()
 
@@ -173,6 +172,7 @@ class Prefetch:
             self._wait(lambda: not self._in_flight)
         yield
         with self.monitor:
+            self._start_callers()
             self._held, self._restarted = False, None
             self.monitor.notify()
 
@@ -198,10 +198,22 @@ class Prefetch:
             self._closed = True
             self.monitor.notify()
 
+    def _start_callers(self) -> None:
+        """Of the servers that have none yet."""
+        for server in range(len(self._queues), self.backend.num_servers):
+            self._queues.append(deque())
+            for _ in range(self.rules.callers_per_server):
+                self.monitor.start(partial(self._call, server), name=f"rollout-caller-{server}")
+
+    def _present(self) -> list[int]:
+        """The servers that take calls; all, where none does now."""
+        everyone, lost = range(self.backend.num_servers), self.backend.lost
+        return [server for server in everyone if server not in lost] or list(everyone)
+
     def _ask_again(self, window: PendingWindow, indices: Sequence[int]) -> None:
         """One item per run of neighbours of one server, before everything else."""
         servers = [0] * len(window.requests)
-        for item in self.rules.cut(window.step, len(window.requests), self.backend.num_servers):
+        for item in self.rules.cut(window.step, len(window.requests), self._present()):
             servers[item.start : item.stop] = [item.server_index] * (item.stop - item.start)
         for _, group in groupby(enumerate(indices), key=lambda pair: (pair[1] - pair[0], servers[pair[1]])):
             run = [index for _, index in group]

@@ -14,7 +14,7 @@ class ServerBackend(Protocol):
 
     @property
     def num_servers(self) -> int:
-        """At least 1."""
+        """At least 1; those that join come behind the others, before weights are sent."""
 
     @property
     def lost(self) -> Collection[int]:
@@ -41,17 +41,17 @@ class PrefetchRules:
     """Of rollouts that wait; beyond it only the window that is learnt next is asked for."""
     stuck_after_s: float = 8.0
 
-    def cut(self, step: int, num_requests: int, num_servers: int) -> list[WorkItem]:
-        """This rank's work items of a window, as ``cut_work_items``; or one per group, to the same servers.
+    def cut(self, step: int, num_requests: int, servers: Sequence[int]) -> list[WorkItem]:
+        """This rank's work items of a window, as ``cut_work_items``, for these servers; or one per group.
 
         >>> rules = PrefetchRules(max_windows=1, callers_per_server=2, group_size=2)
-        >>> [(item.server_index, item.start, item.stop) for item in rules.cut(0, 6, 2)]
-        [(0, 0, 2), (0, 2, 4), (1, 4, 6)]
+        >>> [(item.server_index, item.start, item.stop) for item in rules.cut(0, 6, [1, 3])]
+        [(1, 0, 2), (1, 2, 4), (3, 4, 6)]
         """
         size = self.group_size or 1
         pieces = num_requests if self.group_size else self.pieces_per_server
-        items = cut_work_items(step, num_requests // size, num_servers, pieces=pieces, first=self.first_server)
-        return [item._replace(start=item.start * size, stop=item.stop * size) for item in items]
+        items = cut_work_items(step, num_requests // size, len(servers), pieces=pieces, first=self.first_server)
+        return [WorkItem(step, servers[one.server_index], one.start * size, one.stop * size) for one in items]
 
     @property
     def moves(self) -> bool:

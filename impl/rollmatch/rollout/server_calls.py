@@ -80,6 +80,9 @@ class ServerCalls:
         Errors also: ``ServerRestarted``, ``ServerLost``, ``reply-out-of-range``, ``policy-version-mismatch``.
         """
         server = self.members.servers[chunk.server_index]
+        if self.members.has_left(chunk.server_index):  # between two turns of an episode
+            problem, remedy = "has left the list of servers", "Its share moves to the others."
+            raise ServerLost(problem, key=server.base_url, remedy=remedy)
         check_spoken(server, requests, self.template)
         prompts = self._make_prompts(requests)
         pauses = _Pauses(lambda: self.members.is_well(chunk.server_index))

@@ -161,8 +161,8 @@ class VllmServerBackend(RolloutBackend):
 
     @property
     def lost(self) -> frozenset[int]:
-        """Servers that take no calls."""
-        return self.members.lost
+        """Servers that take no calls: those that were lost, and those that have left."""
+        return frozenset(range(self.num_servers)).difference(self.members.present)
 
     def generate_on(
         self, server_index: int, requests: Sequence[RolloutRequest], decoding: Decoding, *, start: int
