@@ -4,13 +4,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
 from rollmatch.config.files import quantized
 from rollmatch.config.training import ModelConfig, TunerConfig
-from rollmatch.errors import ConfigError
+from rollmatch.errors import ConfigError, first_line
 from rollmatch.model.adapters import check_mergeable, is_adapted
 from rollmatch.model.parts import freeze
 from rollmatch.model.sharding import changeable, is_sharded, meta_of
@@ -30,16 +31,32 @@ LARGE_VOCABULARY = 32_768
 def load_policy(
     config: ModelConfig, tuner: TunerConfig, *, attn_implementation: str | dict[str, str] = "sdpa"
 ) -> nn.Module:
-    """Read the model directory, and ``prepare`` what is read. Errors: ``base-quantized``, and as there."""
-    from transformers import AutoConfig
+    """Read the model directory, and ``prepare`` what is read.
 
-    architecture = AutoConfig.from_pretrained(config.model)
+    Errors: ``base-quantized``, ``model-unreadable``, ``weights-damaged``, and as there.
+    """
+    architecture = load_architecture(config.model)
     if getattr(architecture, "quantization_config", None) is not None:
         raise quantized(config.model)
-    model: nn.Module = auto_class(architecture).from_pretrained(
-        config.model, config=architecture, dtype=config.torch_dtype, attn_implementation=attn_implementation
-    )
+    options = {"dtype": config.torch_dtype, "attn_implementation": attn_implementation}
+    try:
+        model: nn.Module = auto_class(architecture).from_pretrained(config.model, config=architecture, **options)
+    except UnpicklingError as error:
+        problem, remedy = "its pickled weights hold more than tensors", "Name a model with safetensors."
+        raise ConfigError(problem, code="weights-damaged", key="model.model", remedy=remedy) from error
     return prepare(_with_adapter(model, config, tuner), tuner)
+
+
+def load_architecture(directory: str) -> "PretrainedConfig":
+    """transformers' configuration of a model; code that it names is not run. Errors: ``model-unreadable``."""
+    from transformers import AutoConfig
+
+    try:
+        architecture: PretrainedConfig = AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except ValueError as error:
+        problem, remedy = f"{directory}: {first_line(error)}", "Name a model of a kind that transformers itself has."
+        raise ConfigError(problem, code="model-unreadable", key="model.model", remedy=remedy) from error
+    return architecture
 
 
 def auto_class(architecture: "PretrainedConfig") -> Any:

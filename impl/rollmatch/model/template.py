@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from PIL import Image
 
 from rollmatch.data.image import read_header, rgb_of, unreadable
-from rollmatch.errors import ConfigError, DataError
+from rollmatch.errors import ConfigError, DataError, first_line
 from rollmatch.model.images import (
     NO_IMAGES,
     ImageFeatures,
@@ -440,10 +440,13 @@ def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs
 
     remedy = "Save preprocessor_config.json and video_preprocessor_config.json beside the model."
     try:
-        processor = AutoProcessor.from_pretrained(str(directory), **settings)
+        processor = AutoProcessor.from_pretrained(str(directory), trust_remote_code=False, **settings)
+    except ValueError as error:  # also where it names code (auto_map), which transformers would offer to run
+        problem, without = f"{directory}: {first_line(error)}", "Save the processor again, without code (auto_map)."
+        raise ConfigError(problem, code="processor-unreadable", key="model.model", remedy=without) from error
     except OSError as error:
         if not needs_images:
-            return AutoTokenizer.from_pretrained(str(directory))
+            return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
         reason = str(error).partition(".")[0]
         raise ConfigError(
             f"{directory}: {reason}", code="images-not-supported", key="model.model", remedy=remedy

@@ -251,7 +251,7 @@ def load_tokenizer(directory: str | Path) -> "PreTrainedTokenizerBase":
             remedy="Name a directory with a saved fast tokenizer.",
         )
     try:
-        return AutoTokenizer.from_pretrained(str(directory))
+        return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     except Exception as error:  # tokenizers raises Exception itself for a file that it cannot read
         problem, remedy = f"the tokenizer cannot be read: {error}", "Save the model's fast tokenizer again."
         raise ConfigError(problem, code="tokenizer-unreadable", key="model.model", remedy=remedy) from error

@@ -11,7 +11,7 @@ from torch import nn
 
 from rollmatch.config import RunConfig, effective
 from rollmatch.errors import ConfigError, LaunchError
-from rollmatch.model.policy import auto_class, count_weights, prepare
+from rollmatch.model.policy import auto_class, count_weights, load_architecture, prepare
 from rollmatch.model.source import dtype_of
 from rollmatch.run.machine import has_gpu
 
@@ -47,9 +47,7 @@ def check_attention(config: RunConfig) -> None:
 
 
 def _on_meta(config: RunConfig) -> nn.Module:
-    from transformers import AutoConfig
-
-    architecture = AutoConfig.from_pretrained(config.model.model)
+    architecture = load_architecture(config.model.model)
     with torch.device("meta"):
         model: nn.Module = auto_class(architecture).from_config(architecture)
     model.name_or_path = config.model.model  # type: ignore[assignment]
