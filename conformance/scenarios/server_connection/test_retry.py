@@ -237,6 +237,14 @@ def test_what_continues_a_response_keeps_its_version_if_the_weights_are_the_same
     assert source.policy_version == 2
 
 
+@pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#5"])
+def test_what_continues_a_response_with_later_weights_has_their_version(attached):
+    _, _, source = attached
+    source.sync(1, lambda: iter(WEIGHTS.items()))
+    requests = [dataclasses.replace(request, policy_version=1) for request in requests_of(3)]
+    assert {rollout.policy_version for rollout in source.generate(requests, GREEDY)} == {2}
+
+
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#6"])
 @pytest.mark.parametrize(
     ("ids", "problem"), [((1,) * 5, "at most 4"), ((1, 200), "200 ids"), ((-1,), "200 ids"), ((199, STOP), None)]

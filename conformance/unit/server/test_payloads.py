@@ -77,3 +77,5 @@ def test_a_model_s_own_sampling_lies_over_the_temperature_of_vllm(tmp_path):
     assert model_defaults(tmp_path) == {"temperature": 1.0}
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "top_p": null, "bos": 1}')
     assert model_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.0}')
+    assert model_defaults(tmp_path) == {"temperature": 0.0}, "greedy"
