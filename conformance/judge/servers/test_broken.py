@@ -38,7 +38,7 @@ OF_OTHERS = {
         *("pictures-are-seen", "replies-in-order", "new-weights-are-served", "logprobs-equal-transformers"),
         *("a-seed-repeats", "finish-reason-says-how-it-ended", "every-stop-token-ends-a-response"),
         *("weight-version-grows", "running-calls-survive-an-update", "recovers-from-a-dead-learner"),
-        *("second-communicator-is-refused", "update-without-group-is-refused", *DANGER),
+        *("second-communicator-is-refused", *DANGER),
     ),
     "native": (*KEYS, "pictures-are-seen", "replies-in-order", "a-seed-repeats", "top-p-is-applied"),
 }

@@ -71,7 +71,7 @@ def test_check_reports_problems_of_all_files_together(place, capsys):
     (place / "val.jsonl").write_text("{}\n")
     assert main(["check", "run.yaml"]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "rollmatch: 35 problems"
+    assert lines[0] == "rollmatch: 32 problems"
     assert "[model-file-missing] model.model: " in lines[1]
     assert lines[3] == "     run.yaml:7"
     assert "[image-size-mismatch] train.jsonl:1: " in lines[4]

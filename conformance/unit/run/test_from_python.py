@@ -101,13 +101,13 @@ def test_the_evaluation_before_the_first_step_can_be_left_out(tmp_path):
 
 def breaks_later(answer, sample):
     breaks_later.calls = getattr(breaks_later, "calls", 0) + 1
-    if breaks_later.calls > 10:
+    if breaks_later.calls > 12:
         raise RuntimeError("the judge is gone")
     return float(len(answer))
 
 
 def test_an_error_that_ends_a_run_leaves_a_checkpoint(tmp_path):
-    """Four completions a step, and one call before the run: the third step loses three, the fourth fails."""
+    """Four completions a step, and two calls before the run: the third step loses two, the fourth fails."""
     config = keys(tmp_path) | {"training.max_steps": 5}
     with refused("rewards-all-failed"):
         train(config, train_data=DATA, rewards=[breaks_later])

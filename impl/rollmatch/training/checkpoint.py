@@ -51,7 +51,7 @@ class SavedLearner:
         if saved.samples_per_step != self.samples_per_step:
             key = "training.per_device_train_batch_size"
             raise _other(checkpoint, key, saved.samples_per_step, self.samples_per_step, unit=" samples per step")
-        waits = any(checkpoint.glob(f"{kept}-rank*.json") for kept in ("packer", "groups"))
+        waits = any(file for kept in ("packer", "groups") for file in checkpoint.glob(f"{kept}-rank*.json"))
         if saved.learner_world_size != self.learner_world_size and (waits or self.strategy not in ("ddp", "fsdp2")):
             sizes = saved.learner_world_size, self.learner_world_size
             raise _other(checkpoint, "--gpus", *sizes, unit=" learner ranks")
