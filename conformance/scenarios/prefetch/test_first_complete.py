@@ -95,6 +95,7 @@ def test_a_run_that_continues_takes_what_it_took(slow, tmp_path):
         trainer_of(tmp_path, lead=1).train(resume_from_checkpoint=str(kept))
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "prefetch/a-run-that-is-killed-has-lost-no-group",
     clauses=["prefetch/a-step-takes-the-first-complete-groups#2,5,6"],

@@ -42,6 +42,7 @@ def overrides_for(out, variant):
     return [part for key, value in overrides.items() for part in ("--set", f"{key}={value}")]
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "vineppo/two-processes-do-not-wait-for-each-other-at-the-rendezvous",
     "vineppo/a-sync-in-the-middle-of-two-processes",

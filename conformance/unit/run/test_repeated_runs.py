@@ -13,7 +13,7 @@ from conformance.oracle.defaults import G, R, T
 from conformance.oracle.policy import words_of
 
 
-@pytest.mark.parametrize("backend", ["hf", "vllm"])
+@pytest.mark.parametrize("backend", [pytest.param("hf", marks=pytest.mark.wide), "vllm"])
 def test_a_run_that_has_ended_leaves_no_model_behind(backend, tmp_path):
     keys = PLAIN | {f"{R}.rollout_backend": backend, f"{T}.max_steps": 2, f"{T}.eval_scenes": 1}
     keys |= {f"{G}.num_generations": 2}
