@@ -26,6 +26,7 @@ def http_server(answer, *, protocol="HTTP/1.0", host="127.0.0.1", port=0):
 
     class Listening(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        request_queue_size = 128  # with 5, some of many calls at the same time are reset
 
     server = Listening((host, port), Answering)
     server.url = base_url_of(host, server.server_port)
