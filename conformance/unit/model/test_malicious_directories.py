@@ -7,20 +7,11 @@ import shutil
 import pytest
 
 from conformance.doubles.digits import MODEL
+from conformance.doubles.harmful_models import Harmful, replace_weights
 from conformance.doubles.refusals import refused
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.policy import load_policy
 from rollmatch.model.template import Template
-
-
-class Harmful:
-    """Leaves a mark where a loader calls what a pickle names."""
-
-    def __init__(self, mark):
-        self.mark = mark
-
-    def __reduce__(self):
-        return (open, (str(self.mark), "w"))
 
 
 @pytest.fixture
@@ -50,8 +41,6 @@ def test_a_kind_of_model_that_is_code_is_named_and_not_run(model):
 
 
 def test_pickled_weights_that_hold_more_than_tensors_are_named_and_not_run(model, tmp_path):
-    (weights,) = model.glob("*.safetensors")
-    weights.unlink()
-    (model / "pytorch_model.bin").write_bytes(pickle.dumps(Harmful(tmp_path / "mark"), protocol=2))
+    replace_weights(model, "pytorch_model.bin").write_bytes(pickle.dumps(Harmful(tmp_path / "mark"), protocol=2))
     with refused("weights-damaged", "model.model"):
         load_policy(ModelConfig(model=str(model)), TunerConfig())

@@ -7,31 +7,16 @@ import pytest
 import torch
 
 from conformance.doubles.digits import MODEL
+from conformance.doubles.harmful_models import Harmful, replace_weights
 from conformance.doubles.instance import settings_for
 from conformance.doubles.refusals import refused
 from rollmatch.server.identity import load_model_identity
 from rollmatch.server.replica import VllmReplica
 
 
-class Harmful:
-    """Leaves a mark where a loader calls what a pickle names."""
-
-    def __init__(self, mark):
-        self.mark = mark
-
-    def __reduce__(self):
-        return (open, (str(self.mark), "w"))
-
-
 @pytest.fixture
 def model(tmp_path):
     return shutil.copytree(MODEL, tmp_path / "model")
-
-
-def replace_weights(model, name):
-    (file,) = model.glob("*.safetensors")
-    file.unlink()
-    return model / name
 
 
 def test_pickled_weights_are_no_weights(model, tmp_path):
