@@ -55,7 +55,7 @@ class Prefetch:
         self.backend, self.decoding, self.rules, self.clock = backend, decoding, rules, clock
         self.monitor: Monitor = monitor or ThreadMonitor()
         self.arrived: Arrived = lambda step, requests, rollouts: None
-        """Told what a call brought, in the caller's thread; waits for nothing."""
+        """Gets what a call brought, in the caller's thread; waits for nothing."""
         self.windows: dict[int, PendingWindow] = {}
         self.calls: list[FinishedCall] = []
         self._queues: list[deque[WorkItem]] = []
@@ -159,10 +159,7 @@ class Prefetch:
             self._raise_failure()
             self._held = True
         yield
-        with self.monitor:
-            self._start_callers()
-            self._held, self._restarted = False, None
-            self.monitor.notify()
+        self._release()
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -171,10 +168,7 @@ class Prefetch:
             self._held = True
             self._wait(lambda: not self._in_flight)
         yield
-        with self.monitor:
-            self._start_callers()
-            self._held, self._restarted = False, None
-            self.monitor.notify()
+        self._release()
 
     def take_calls(self) -> list[FinishedCall]:
         """Calls that were answered since the last time."""
@@ -196,6 +190,13 @@ class Prefetch:
         """Let callers end after their call; waits for none."""
         with self.monitor:
             self._closed = True
+            self.monitor.notify()
+
+    def _release(self) -> None:
+        """Let calls begin, also of servers that have joined."""
+        with self.monitor:
+            self._start_callers()
+            self._held, self._restarted = False, None
             self.monitor.notify()
 
     def _start_callers(self) -> None:
