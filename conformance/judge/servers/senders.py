@@ -178,9 +178,12 @@ class VllmPeer:
             return PeerGroup(address, self.keys)
         return StatelessGroup(address, listener=bind(address.host, address.port), device=device, source=0)
 
+    def pause(self) -> None:
+        self.talk.post("pause", "/pause?mode=wait", timeout_s=60)
+
     def begin(self, label: str = "start", *, pause: bool = True) -> RecordedCall:
         if pause:
-            self.talk.post("pause", "/pause?mode=wait", timeout_s=60)
+            self.pause()
         return self.talk.post(label, self.beginning, timeout_s=60)
 
     def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> "Future[RecordedCall]":
@@ -247,11 +250,9 @@ class SglangPeer(VllmPeer):
         self.talk.post(label, "/destroy_weights_update_group", {"group_name": GROUP}, note=False, timeout_s=10)
         self.talk.post(label, self.ending, note=False, timeout_s=10)
 
-    def begin(self, label: str = "start", *, pause: bool = True) -> RecordedCall:
+    def pause(self) -> None:
         """What runs is put back, and is read again by the new weights."""
-        if pause:
-            self.talk.post("pause", "/pause_generation", {"mode": "retract"}, timeout_s=60)
-        return self.talk.post(label, self.beginning, timeout_s=60)
+        self.talk.post("pause", "/pause_generation", {"mode": "retract"}, timeout_s=60)
 
     def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> "Future[RecordedCall]":
         body = {

@@ -101,6 +101,14 @@ def let_in(_long: "Future[Any]", takes_s: float) -> None:
     time.sleep(min(LONG_IS_IN_S, takes_s / 4))
 
 
+def begin_long(talk: Talk, label: str, questions: tuple[str, ...], **options: Any) -> "Future[Any]":
+    """A call of long responses that has arrived, most likely; a short one before it says how long a reply takes."""
+    alone = talk.generate("before", questions, max_tokens=8)
+    running = talk.beside(talk.generate, label, questions, **options)
+    let_in(running, 4 * alone.seconds)
+    return running
+
+
 def ask_overlap(talk: Talk) -> None:
     """What comes first counts, not how long it takes: that depends on what else the machine does."""
     alone = talk.generate("warm", QUESTIONS[:1], **LONG)

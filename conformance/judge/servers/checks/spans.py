@@ -23,9 +23,7 @@ def ask_stream(talk: Talk) -> None:
     """A whole update while streams are written."""
     peer, options = open_peer(talk), LONG | {"timeout_s": 90, "keep": True}
     talk.note("limit", options["max_tokens"])
-    alone = talk.generate("before", QUESTIONS, max_tokens=8)
-    running = talk.beside(talk.generate, "stream", QUESTIONS, stream=True, **options)
-    calls.let_in(running, 4 * alone.seconds)
+    running = calls.begin_long(talk, "stream", QUESTIONS, stream=True, **options)
     sync(talk, BESIDE_EMBEDDINGS, peer=peer)
     stream = running.result()
     with suppress(AttributeError, TypeError, ValueError):  # what is no stream of events stays as it came

@@ -221,9 +221,7 @@ def judge_order(exchange: Exchange) -> str:
 
 def ask_unpaused(talk: Talk) -> None:
     peer = open_peer(talk)
-    alone = talk.generate("before", QUESTIONS, max_tokens=8)
-    running = talk.beside(talk.generate, "running", QUESTIONS, **LONG)
-    calls.let_in(running, 4 * alone.seconds)
+    running = calls.begin_long(talk, "running", QUESTIONS, **LONG)
     peer.send(talk.subject.policies.weights(BESIDE_EMBEDDINGS), pause=False)
     peer.finish()
     running.result()

@@ -222,9 +222,7 @@ def ask_in_flight(talk: Talk) -> None:
     """A whole update while long responses are written; for a stock vLLM within ``/pause`` and ``/resume``."""
     peer = open_peer(talk)
     sync(talk, 0, peer=peer)
-    alone = talk.generate("before", QUESTIONS, max_tokens=8)
-    running = talk.beside(talk.generate, "running", QUESTIONS, **LONG | {"timeout_s": 90})
-    calls.let_in(running, 4 * alone.seconds)
+    running = calls.begin_long(talk, "running", QUESTIONS, **LONG | {"timeout_s": 90})
     sync(talk, BESIDE_EMBEDDINGS, peer=peer)
     running.result()
     write(talk, "new")
