@@ -123,7 +123,7 @@ def in_lockstep(play: Callable[[Engine, Sequence[Episode]], None], num_windows: 
     engine, began = Engine(), time.perf_counter()
     for step in range(num_windows):
         play(engine, begin_all(world(Tool, max_response_tokens=1000), requests_of(step), engine.decoding))
-    return figures(engine, time.perf_counter() - began, num_windows)
+    return figures(engine.busy_s, time.perf_counter() - began, num_windows)
 
 
 def ahead(in_flight: InFlight, num_windows: int, *, lead: int) -> dict[str, float]:
@@ -151,8 +151,7 @@ def ahead(in_flight: InFlight, num_windows: int, *, lead: int) -> dict[str, floa
             measured = engine.busy_s, time.perf_counter() - began
         time.sleep(LEARN_S)
     prefetch.close()
-    busy_s, seconds = measured
-    return {"busy_share": busy_s / seconds / SLOTS, "seconds_per_window": seconds / (num_windows - lead)}
+    return figures(*measured, num_windows - lead)
 
 
 def first_complete(num_windows: int, *, lead: int, late: int) -> dict[str, float]:
@@ -185,15 +184,13 @@ def first_complete(num_windows: int, *, lead: int, late: int) -> dict[str, float
             measured = engine.busy_s, time.perf_counter() - began
         time.sleep(LEARN_S)
     prefetch.close()
-    busy_s, seconds = measured
     late_share = num_late / (num_windows * per_step)
-    row = {"busy_share": busy_s / seconds / SLOTS, "seconds_per_window": seconds / (num_windows - lead)}
-    return row | {"late_share": late_share, "held_s": held_s / num_windows}
+    return figures(*measured, num_windows - lead) | {"late_share": late_share, "held_s": held_s / num_windows}
 
 
-def figures(engine: Engine, seconds: float, num_windows: int) -> dict[str, float]:
+def figures(busy_s: float, seconds: float, num_windows: int) -> dict[str, float]:
     """Share of all slots' time that is in use."""
-    return {"busy_share": engine.busy_s / seconds / SLOTS, "seconds_per_window": seconds / num_windows}
+    return {"busy_share": busy_s / seconds / SLOTS, "seconds_per_window": seconds / num_windows}
 
 
 def main() -> None:
