@@ -69,6 +69,8 @@ def policy_step(batches, rows_of, rules, *, limit, distill=None):
             total = total - rules["entropy_coef"] * mean * len(tokens) / num
         seen += [token["seen"] for token in tokens]
         unsure |= any(token["unsure"] for token in tokens)
+        if any(float(-t["logprob"].detach()) < 0.01 and t["seen"]["ratio_mean"] > 100 for t in tokens):
+            raise TooClose
     figures = {
         name: sum(float(torch.as_tensor(one[name]).detach()) for one in seen) / num for name in (seen or [{}])[0]
     }
@@ -127,7 +129,7 @@ def scored_tokens(completion, rows, rules, distill):
         seen |= {"entropy": entropy if rules["entropy_coef"] or rules["top_entropy_share"] < 1 else -p}
         seen |= {"teacher_kl": taught, "divergence": apart} if distill is not None else {}
         token = {"gain": gain, "correction": weights[place], "kl": kl, "entropy": entropy, "length": len(places)}
-        token |= {"apart": completion["weight"] * apart if distill is not None else 0.0, "seen": seen}
+        token |= {"logprob": p, "apart": completion["weight"] * apart if distill is not None else 0.0, "seen": seen}
         unsure = (abs(advantage) < 1e-9 and not cispo) or min(abs(r - low), abs(r - high)) < 1e-4
         made.append(token | {"unsure": unsure})
     return made
