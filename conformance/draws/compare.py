@@ -122,9 +122,9 @@ def write(draw: dict, folder: Path, directory: Path, named: dict, *, teacher: st
     own |= {"training.output_dir": str(folder / "run"), "training.report_to": "none", "training.learner_threads": 1}
     own |= {"training.save_steps": 1, "training.save_total_limit": None}
     if entries := draw["keys"].get("custom.extra.distill.teachers"):
-        kinds = [{} if one.get("self") else {"model": str(directory)} for one in entries]
-        kinds = [{"base_url": teacher} if "base_url" in one else kind for one, kind in zip(entries, kinds, strict=True)]
-        made = [one | kind for one, kind in zip(entries, kinds, strict=True)]
+        where = {"self": True, "base_url": teacher, "model": str(directory)}
+        kinds = [next((kind for kind in ("self", "base_url") if kind in one), "model") for one in entries]
+        made = [one | {kind: where[kind]} for one, kind in zip(entries, kinds, strict=True)]
         named = named | {"custom.extra.distill.teachers": made}
     (folder / "run.yaml").write_text(yaml.safe_dump(tree_of(own | draw["keys"] | named), sort_keys=False))
     (folder / "draw.json").write_text(json.dumps(draw, indent=1))
