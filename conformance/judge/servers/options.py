@@ -41,7 +41,9 @@ def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
         metavar="T",
         help="how weights reach its workers: gloo, or nccl with a GPU on this machine; needs --model",
     )
-    parser.add_argument("--group-host", metavar="HOST", help="where its workers and the judge meet to transfer weights")
+    parser.add_argument(
+        "--group-host", metavar="HOST", help="address at which its workers and the judge open the group of a transfer"
+    )
     parser.add_argument("--dangerous", action="store_true", help="also checks that may stop the server")
     parser.add_argument(
         "--minutes", type=float, default=15.0, metavar="M", help="start no check after so many; default: 15"

@@ -220,7 +220,7 @@ class Hangs(TeacherDouble):
     [("hangs", "call-timeout"), ("breaks", "transport-failed"), ("faults", "server-refused")],
 )
 def test_a_teacher_that_fails_between_two_steps_leaves_a_checkpoint(tmp_path, kind, code):
-    """Resumed, the run goes on as if nothing had been."""
+    """Resumed, the run continues as if nothing had been."""
     three = (*DIVERGENCE, "training.max_steps=3", "training.learning_rate=0.001")
     teacher = Hangs(MODEL)
     with serving(teacher) as url:

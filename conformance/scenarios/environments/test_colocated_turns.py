@@ -147,4 +147,4 @@ def test_a_colocated_engine_writes_while_environments_are_at_work(engine_backend
     assert [len(one.trajectory.turns) for one in found] == [3] * 6
     for one, other in zip(found, expected, strict=True):
         assert one.response_logprobs == pytest.approx(other.response_logprobs, abs=1e-4)
-    assert engine.generate(requests[:1], decoding), "and the engine goes on"
+    assert engine.generate(requests[:1], decoding), "the engine continues"

@@ -44,7 +44,7 @@ AHEAD = ("custom.extra.rollout_matching.overlap=ahead", "training.packing=false"
     clauses=["server-connection/servers-join-and-leave-a-running-job#3,5,6,7"],
 )
 def test_servers_come_and_go_while_the_learner_learns(tmp_path):
-    """Windows on their way when a server leaves were requested of it; those behind are divided anew."""
+    """Windows on their way when a server leaves were requested of it; those behind are divided again."""
     fixed = learned(tmp_path / "fixed", 1, {0: [0]}, *AHEAD)
     moving = learned(tmp_path / "moving", 2, {0: [0], 1: [0, 1], 2: [1]}, *AHEAD)
     first, second = moving.urls

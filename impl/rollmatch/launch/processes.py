@@ -205,10 +205,8 @@ def become(command: Command) -> NoReturn:
     """Replace this process; what the user has set in the environment stays. Errors: ``swift-missing``."""
     program = shutil.which(command.words[0])
     if program is None:
-        problem, remedy = (
-            f"{command.words[0]} is not installed",
-            "Install it: pip install ms-swift==4.6.0 qwen_vl_utils.",
-        )
+        problem = f"{command.words[0]} is not installed"
+        remedy = "Install it: pip install ms-swift==4.6.0 qwen_vl_utils."
         raise LaunchError(problem, code="swift-missing", key="custom.extra.rollout_server.engine", remedy=remedy)
     environment = os.environ | {
         n: v for n, v in command.environment.items() if n not in os.environ or n == "CUDA_VISIBLE_DEVICES"

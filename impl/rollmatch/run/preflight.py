@@ -40,12 +40,14 @@ REPORTERS = {"wandb": ("wandb",), "tensorboard": ("tensorboard", "tensorboardX")
 """Reporter -> the packages of which one must be installed."""
 
 
-def warn(warning: str) -> None:
+def print_warning(warning: str) -> None:
     """Print it."""
     print(f"rollmatch: warning: {warning}", file=sys.stderr)
 
 
-def load_checked(config: RunConfig, warn: Callable[[str], object] = warn) -> tuple[Sequence[Sample], Sequence[Sample]]:
+def load_checked(
+    config: RunConfig, warn: Callable[[str], object] = print_warning
+) -> tuple[Sequence[Sample], Sequence[Sample]]:
     """Training and validation samples, after all checks.
 
     Warns of a sampling bias, and of rewards that failed. Errors: ``ErrorList`` of all that is wrong with files,
