@@ -140,6 +140,22 @@ def test_generation_runs_no_compiled_layer():
     assert counters["stats"]["unique_graphs"] > 0
 
 
+def test_numbers_of_a_layer_are_constants_of_its_graphs():
+    base = make_packed_model().train()
+    get_peft_model(base, LoraConfig(r=2, lora_alpha=3, target_modules=["q_proj", "down_proj"]))
+    numbers = []
+
+    def compiler(graph, inputs):
+        numbers.extend(one for one in inputs if isinstance(one, torch.Tensor) and not one.dim())
+        return graph.forward
+
+    compile_layers(base, backend=compiler)
+    for seed in range(3):
+        learn(base, *batch_of(seed))
+    assert counters["stats"]["unique_graphs"] > 0
+    assert numbers == [], "a tensor without axes, on the CPU: inductor would compile C++ for it"
+
+
 def test_a_model_without_decoder_layers_is_rejected():
     model = make_tiny_qwen3()
     model.model.layers = torch.nn.ModuleList([torch.nn.Identity()])

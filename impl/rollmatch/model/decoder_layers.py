@@ -41,6 +41,9 @@ def compile_layers(model: PreTrainedModel, *, backend: str = "inductor") -> int:
     """
     layers = decoder_layers(model)
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPH_LIMIT)
+    # Numbers of a layer (the norm's epsilon, an adapter's scale) never change. As inputs they are tensors on the CPU:
+    # each graph gets a kernel in C++, and inductor tries for half a minute what this CPU's vectors can do.
+    torch._dynamo.config.specialize_float = True
     for layer in layers:
         layer.compile(dynamic=True, backend=backend)
     return len(layers)
