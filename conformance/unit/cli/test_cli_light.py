@@ -44,6 +44,13 @@ def test_check_prints_the_resolved_tree_and_what_the_data_holds(place, capsys):
     assert not (place / "out").exists()
 
 
+@pytest.mark.parametrize(("backend", "is_named"), [("vllm", True), ("hf", False)])
+def test_check_speaks_of_engines_where_the_learner_holds_some(place, capsys, backend, is_named):
+    rollouts = f"custom.extra.rollout_matching.rollout_backend={backend}"
+    assert main(["check", "run.yaml", "--set", rollouts]) == 0
+    assert ("\ntensor_parallel_size: " in capsys.readouterr().out) == is_named
+
+
 def test_check_prints_every_key_on_request(place, capsys):
     assert main(["check", "run.yaml", "--all"]) == 0
     tree = parse_mapping(capsys.readouterr().out.partition("\n\n")[0], origin="out")

@@ -10,6 +10,7 @@ from rollmatch.config import RunConfig, load_config, resolved_yaml
 from rollmatch.config.custom import CustomConfig
 from rollmatch.config.effective import learner_dtype, max_model_len, tensor_parallel_rule
 from rollmatch.config.schema import set_yaml
+from rollmatch.config.servers import is_colocated
 from rollmatch.data import LazySamples
 from rollmatch.data.splits import origin_of
 from rollmatch.errors import ConfigError
@@ -51,7 +52,8 @@ def _check(options: argparse.Namespace) -> None:
         print(line)
     for line in _teachers(config):
         print(line)
-    print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
+    if is_colocated(config):
+        print(f"tensor_parallel_size: {tensor_parallel_rule(config)}")
     if num_ranks is not None:
         print(f"learner ranks: {num_ranks} on {options.nnodes or 1} nodes")
     for warning in warnings:

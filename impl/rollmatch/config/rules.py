@@ -11,7 +11,7 @@ from rollmatch.config.objective_rules import ENVIRONMENT_RULES, GRPO_RULES, OVER
 from rollmatch.config.rollout_matching import ANSWER_FORMATS, TEXT, RolloutMatchingConfig
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.server_rules import RLHF_RULES, SERVER_RULES
-from rollmatch.config.servers import uses_servers
+from rollmatch.config.servers import is_colocated
 from rollmatch.config.strategy_rules import STRATEGY_RULES
 from rollmatch.config.training import NOT_USED, TrainingConfig
 from rollmatch.errors import ConfigError
@@ -77,7 +77,7 @@ def _adapter_sync(config: RunConfig) -> Iterator[ConfigError]:
         problem = f"is {vllm.sync.mode}, which means adapter here, but tuner.train_type is full"
         remedy = "Set it to full, or tuner.train_type to lora."
         yield ConfigError(problem, code="adapter-option-without-lora", key=key, remedy=remedy)
-    elif config.tuner.use_dora and effective.rollout_backend(config) == "vllm" and not uses_servers(config):
+    elif config.tuner.use_dora and is_colocated(config):
         problem, remedy = "is true, and a colocated engine applies no DoRA", "Set sync.mode to full."
         yield ConfigError(problem, code="adapter-incomplete", key="tuner.use_dora", remedy=remedy)
 

@@ -73,6 +73,11 @@ def uses_servers(config: RunConfig) -> bool:
     return is_named_in_rlhf(config) or (rules.rollout_backend == "vllm" and rules.vllm.mode == "server")
 
 
+def is_colocated(config: RunConfig) -> bool:
+    """Whether the learner's ranks hold vLLM engines."""
+    return effective.rollout_backend(config) == "vllm" and not uses_servers(config)
+
+
 def sync_mode(config: RunConfig, *, learner_world_size: int) -> Literal["full", "adapter"]:
     """What a sync sends: auto is adapter exactly with enable_lora. Errors: ``adapter-with-several-ranks``."""
     vllm = config.custom.extra.rollout_matching.vllm

@@ -19,8 +19,8 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from transformers.utils.logging import disable_progress_bar
 
 from rollmatch.config import RunConfig, resolved_yaml
-from rollmatch.config.effective import compiles_layers, rollout_backend
-from rollmatch.config.servers import pair_servers, server_section, uses_servers
+from rollmatch.config.effective import compiles_layers
+from rollmatch.config.servers import is_colocated, pair_servers, server_section
 from rollmatch.errors import LaunchError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
@@ -197,7 +197,7 @@ def _announce(event: Mapping[str, Any], config: RunConfig, slow_parts: Iterable[
 def _slow_parts(config: RunConfig, model: torch.nn.Module) -> Iterator[str]:
     """What a start waits for longest."""
     on_gpu = torch.cuda.is_available()
-    if rollout_backend(config) == "vllm" and not uses_servers(config):
+    if is_colocated(config):
         yield f"starting the engine{', which takes a minute or more' if on_gpu else ''}"
     num_parameters, _ = count_weights(unwrap(model))
     if compiles_layers(config, on_gpu=on_gpu, num_parameters=num_parameters):

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from rollmatch.config import RunConfig, effective
-from rollmatch.config.servers import sync_mode, uses_servers
+from rollmatch.config.servers import is_colocated, sync_mode
 from rollmatch.config.strategy import KEY, Strategy, read_strategy
 from rollmatch.errors import ConfigError, ErrorList, LaunchError, RollmatchError
 
@@ -34,8 +34,7 @@ def check_strategy(config: RunConfig, *, learner_world_size: int | None = None) 
 
 
 def _unfit_rollouts(config: RunConfig, learner_world_size: int) -> Iterator[ConfigError]:
-    is_colocated = effective.rollout_backend(config) == "vllm" and not uses_servers(config)
-    for check in (sync_mode, effective.tensor_parallel_size) if is_colocated else (sync_mode,):
+    for check in (sync_mode, effective.tensor_parallel_size) if is_colocated(config) else (sync_mode,):
         try:
             check(config, learner_world_size=learner_world_size)
         except ConfigError as error:
