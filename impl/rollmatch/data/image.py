@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from rollmatch.errors import DataError
 
@@ -94,8 +94,15 @@ def upright_size(path: str | Path) -> tuple[int, int]:
 
 def unreadable(path: str | Path, error: Exception, *, key: str = "") -> ImageUnreadable:
     """The error about a file that cannot be opened or decoded."""
-    problem = f"{path} cannot be opened: {error}"
+    problem = f"{path} cannot be opened: {why_unreadable(error)}"
     return ImageUnreadable(problem, key=key or str(path), remedy="Store it as PNG or JPEG.")
+
+
+def why_unreadable(error: Exception) -> str:
+    """In words; Pillow names an object's address for bytes that it does not know."""
+    if isinstance(error, UnidentifiedImageError):
+        return "it is no image that Pillow knows"
+    return str(error) or type(error).__name__
 
 
 def rgb_of(image: Image.Image) -> Image.Image:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from PIL import Image
 
 from rollmatch.config.limits import LimitsConfig
-from rollmatch.data.image import rgb_of
+from rollmatch.data.image import rgb_of, why_unreadable
 from rollmatch.server.failures import Refusal
 from rollmatch.server.remote_images import SCHEMES, fetch_image
 
@@ -91,7 +91,7 @@ class ImageReader:
                 str(error), code="image-too-large", key=key, remedy="Send smaller images.", item=item
             ) from error
         except Exception as error:  # Pillow's decoders raise whatever damaged bytes make them
-            raise _unreadable(f"{type(error).__name__}: {error}", item=item, key=key) from error
+            raise _unreadable(why_unreadable(error), item=item, key=key) from error
 
     @contextmanager
     def _held(self, pixels: int, *, item: int, key: str) -> Iterator[Callable[[Image.Image], Image.Image]]:
