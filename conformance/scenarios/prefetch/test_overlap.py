@@ -189,3 +189,21 @@ def test_what_one_rank_drops_all_ranks_know_in_the_same_step(tmp_path):
     noted = [(event["step"], event["num_rollouts"], event["by_rank"]) for event in events(trainer, "asked_again")]
     assert noted == [(step, 0, [0, 7]) for step in range(3)]
     assert [event["version"] for event in events(trainer, "synced")] == [1, 2, 3]
+
+
+@pytest.mark.scenario(clauses=["observability/time-is-measured-by-phase#6"])
+def test_the_speed_of_rollouts_counts_the_seconds_in_which_servers_wrote(tmp_path):
+    trainer, _ = overlapped(tmp_path, "ahead", *SHORT, "training.max_steps=4", lead=2, callers=1, **BLIND)
+    trainer.train()
+    num_tokens = {event["step"]: event["num_tokens"] for event in events(trainer, "generated")}
+    speed_of = {
+        line["step"] - 1: line["rollout_tok_s"] for line in trainer.state.log_history if "rollout_tok_s" in line
+    }
+    seen = []
+    for timeline in events(trainer, "timeline"):
+        calls = [(began, ended, step) for _, began, ended, step, *_ in timeline["calls"]]
+        if all(step in num_tokens for *_, step in calls):  # others are not learnt from
+            tokens, wrote_s = sum(num_tokens[step] for *_, step in calls), sum(end - begin for begin, end, _ in calls)
+            seen.append(timeline["step"])
+            assert speed_of[timeline["step"]] == pytest.approx(tokens / wrote_s if calls else 0, rel=0.02)
+    assert len(seen) > 1

@@ -13,6 +13,7 @@ from rollmatch.objectives.answers import expected_of, question_of
 from rollmatch.objectives.protocol import Objective
 from rollmatch.records import Rollout, Sample, rounded
 from rollmatch.rollout.prefetch import Prefetch
+from rollmatch.rollout.window import FinishedCall
 
 PHASES = ("sync", "rollout", "target", "pack", "learn")
 Span = tuple[float, float]
@@ -93,6 +94,20 @@ def covered(spans: Iterable[Span], *, within: Span) -> float:
             total += end - begin
             reached = end
     return total
+
+
+def speed_of(calls: Sequence[FinishedCall]) -> float:
+    """Tokens a second of all servers, while at least one of these calls was under way: the learner waits for less.
+
+    >>> from rollmatch.rollout.work_items import WorkItem
+    >>> item = WorkItem(step=0, server_index=0, start=0, stop=1)
+    >>> three = [(0.0, 2.0), (1.0, 3.0), (9.0, 10.0)]
+    >>> speed_of([FinishedCall(item=item, began=a, ended=b, policy_version=1, num_tokens=8) for a, b in three])
+    6.0
+    """
+    spans = [(call.began, call.ended) for call in calls]
+    busy_s = covered(spans, within=(-math.inf, math.inf))
+    return sum(call.num_tokens for call in calls) / busy_s if busy_s else 0.0
 
 
 def gpu_use() -> dict[str, float]:
@@ -268,4 +283,5 @@ class StepReport:
             "calls": [c.as_list() for c in calls] if prefetch else [[0, *wait, self.step] for wait in waits],
         }
         ages = self.staleness or {0: len(self.rollouts)}
-        return times.figures() | {f"staleness/{age}": float(number) for age, number in ages.items()}, timeline
+        figures = times.figures() | {f"staleness/{age}": float(number) for age, number in ages.items()}
+        return figures | ({"rollout_tok_s": speed_of(calls)} if prefetch else {}), timeline
