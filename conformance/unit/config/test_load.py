@@ -154,6 +154,7 @@ def test_a_value_inside_a_mapping_or_list_is_named_by_its_place():
         ("rlhf.reward_funcs=[accuracy]", "custom.extra.grpo.rewards"),
         ("rlhf.max_completion_length=512", "custom.extra.rollout_matching.max_new_tokens"),
         ("tuner.target_modules=all-linear", "tuner.target_regex"),
+        ("tuner.type=lora", "tuner.train_type"),
         ("model.model_name_or_path=x", "model.model"),
         ("training.max_length=4096", "global_max_length"),
     ],

@@ -19,9 +19,10 @@ _SERVER = "custom.extra.rollout_server"
 
 REMOVED: Mapping[str, str] = MappingProxyType(
     {
-        f"{ROLLOUT_MATCHING}.temperature": f"Use {ROLLOUT_MATCHING}.decoding.temperature.",
-        f"{ROLLOUT_MATCHING}.top_p": f"Use {ROLLOUT_MATCHING}.decoding.top_p.",
-        f"{ROLLOUT_MATCHING}.top_k": f"Use {ROLLOUT_MATCHING}.decoding.top_k.",
+        **{
+            f"{ROLLOUT_MATCHING}.{name}": f"Use {ROLLOUT_MATCHING}.decoding.{name}."
+            for name in ("temperature", "top_p", "top_k")
+        },
         f"{ROLLOUT_MATCHING}.rollout_buffer": "Remove it: asynchronous prefetch replaces it.",
         f"{ROLLOUT_MATCHING}.graphs_kept": "Remove it: overlap stream, which read it, is removed.",
         f"{ROLLOUT_MATCHING}.post_rollout_pack_scope": "Remove it: left-over segments are carried to the next row.",
@@ -122,8 +123,8 @@ def nearest(key: str) -> str | None:
 
     >>> nearest("training.packing_bufer"), nearest("rlhf.num_generations"), nearest("training.zzz")
     ('training.packing_buffer', 'custom.extra.grpo.num_generations', None)
-    >>> nearest("training.deepspeed"), nearest("rlhf.reward_funcs")
-    ('training.strategy', 'custom.extra.grpo.rewards')
+    >>> nearest("training.deepspeed"), nearest("rlhf.reward_funcs"), nearest("tuner.type")
+    ('training.strategy', 'custom.extra.grpo.rewards', 'tuner.train_type')
     """
     section, _, name = key.rpartition(".")
     homes = {path: path.rpartition(".")[2] for path in fields()}
@@ -134,10 +135,12 @@ def nearest(key: str) -> str | None:
     beside = [home for path, home in homes.items() if path.rpartition(".")[0] == section] + [
         *(SHORT if not section else ())
     ]
-    close = [] if name in homes.values() else get_close_matches(name, beside)
-    if close:
-        return f"{section}.{close[0]}" if section else close[0]
-    close = get_close_matches(name, sorted(set(homes.values())), cutoff=0.8)
+    if name not in homes.values():
+        longer = [home for home in beside if home.endswith(f"_{name}")]
+        close = longer if len(longer) == 1 else get_close_matches(name, beside)
+        if close:
+            return f"{section}.{close[0]}" if section else close[0]
+    close = get_close_matches(name, sorted(set(homes.values())), cutoff=0.9)
     same = [path for path, home in homes.items() if close and home == close[0]]
     if close and f"{GRPO}.{close[0]}" in same:  # what other trainers name alike, such as beta, is theirs of GRPO
         return f"{GRPO}.{close[0]}"
@@ -166,7 +169,9 @@ _CODES: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 """pydantic's type of a finding -> our code and remedy; everything else is a wrong type."""
-_EXPECTED = MappingProxyType({"model_type": "must be a mapping", "dict_type": "must be a mapping"})
+_EXPECTED = MappingProxyType(
+    {"model_type": "must be a mapping", "dict_type": "must be a mapping", "tuple_type": "must be a list"}
+)
 _LONGEST_VALUE = 60
 
 

@@ -136,7 +136,9 @@ def _beam_temperature(config: RunConfig) -> Iterator[ConfigError]:
 
 def _segment_length(config: RunConfig) -> Iterator[ConfigError]:
     if config.global_max_length <= _rollout(config).max_new_tokens:
-        problem = f"must be above max_new_tokens {_rollout(config).max_new_tokens}, but is {config.global_max_length}"
+        by_default = "" if "max_new_tokens" in _rollout(config).model_fields_set else " (the default)"
+        most = f"{_rollout(config).max_new_tokens}{by_default}"
+        problem = f"must be above {ROLLOUT_MATCHING}.max_new_tokens {most}, but is {config.global_max_length}"
         remedy = "Raise it by the length of a prompt and of appended objects, or lower max_new_tokens."
         yield ConfigError(problem, code="response-too-long", key="global_max_length", remedy=remedy)
 
