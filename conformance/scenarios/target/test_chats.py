@@ -107,6 +107,12 @@ def test_a_record_without_an_answer_is_refused(tmp_path, record, problem):
         samples_of(tmp_path, [record])
 
 
+@pytest.mark.parametrize("column", ["answer", "output"])
+def test_an_answer_by_another_name_is_named(tmp_path, column):
+    with refused("chat-malformed", problem="there is no answer", remedy=f"Rename {column} to completion."):
+        samples_of(tmp_path, [{"prompt": "2 + 2?", column: "4"}])
+
+
 @pytest.mark.scenario(
     "target/an-earlier-turn-that-is-rendered-otherwise-is-refused",
     clauses=["target/chats-are-taught-by-the-turns-of-the-assistant#3"],

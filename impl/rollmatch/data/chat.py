@@ -19,6 +19,9 @@ CLOSE = 0.85
 """Likeness of two names, as difflib has it, from which one counts as the other mistyped: tool and tools, but not weight
 and height."""
 
+ANSWERS = ("answer", "response", "output", "target", "solution", "label")
+"""What others call a completion."""
+
 
 def is_chat(record: object) -> bool:
     """Whether a record brings its own question."""
@@ -130,7 +133,12 @@ def tagged_messages(sample: Sample) -> tuple[tuple[str, str], ...]:
 def check_question(record: Mapping[str, object], key: str, *, answered: bool = False) -> Iterator[DataError]:
     """Messages or prompt, with system message and tools; ``answered``: messages that end with the answer."""
     if answered and "messages" not in record:
+        metadata = record.get("metadata")  # of further columns
+        given = metadata if isinstance(metadata, dict) else {}
+        column = next((name for name in ANSWERS if name in given), None)
         remedy = "Write messages that end with the assistant's, or prompt and completion."
+        if column is not None:
+            remedy = f"Rename {column} to completion."
         yield DataError("there is no answer", code="chat-malformed", key=key, remedy=remedy)
         return
     if "messages" in record and "prompt" in record:

@@ -33,6 +33,11 @@ def check_record(record: object, place: Place) -> Iterator[DataError]:
     if not asks and not {"images", "objects"} & record.keys():
         yield _without_question(record, place.key)
         return
+    if asks and "objects" not in record:
+        problem = "there is a question, but no objects"
+        remedy = "Add the true objects; if the answers are text, set rollout.answer_format to text."
+        yield DataError(problem, code="field-missing", key=place.key, remedy=remedy)
+        return
     for name in REQUIRED:
         if name not in record and not (asks and name in WITH_IMAGES):
             yield DataError(f"there is no {name}", code="field-missing", key=place.key, remedy="Add it.")

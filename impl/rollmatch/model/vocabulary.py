@@ -231,7 +231,7 @@ def _find_coord_ids(ids_of: Mapping[str, int]) -> tuple[int, ...]:
             f"{len(missing)} of {NUM_BINS} coordinate tokens are no single tokens, first {coord_token(missing[0])}",
             code="coord-tokens-missing",
             key="model.model",
-            remedy="Add <|coord_0|> .. <|coord_999|> to the tokenizer as added tokens and resize the embeddings.",
+            remedy="Add them by rollmatch model add-coords, or set answer_format to one of numbers or text.",
         )
     return tuple(ids_of[coord_token(k)] for k in range(NUM_BINS))
 
