@@ -23,6 +23,8 @@ from conformance.judge.servers.profiles import required_by
 COSTLY = {"biases are never updated", "the vision tower is never updated", "temperature is ignored"}
 COSTLY |= {"requests lose their names", "one layernorm is never updated", "replies come as they end"}
 COSTLY |= {"goes on after the stop token", "health waits for generation", "the finish reason is always length"}
+COSTLY |= {"a pause to wait cuts what runs", "after an abort, prompts are answered otherwise"}
+COSTLY |= {"the second update leaves out a layernorm", "an update that never began is finished"}
 DANGER = ("calls-out-of-order-are-refused", "update-without-pause-is-survived")
 KEYS = ("prompts-need-the-key", "control-calls-need-the-key")
 OF_VLLM = ("routes-read-a-prompt-alike", "a-stream-is-the-whole-response", "a-pause-loses-no-response")
