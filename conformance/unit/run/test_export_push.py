@@ -45,7 +45,7 @@ class FakeHub:
             return send(handler, 401, {"error": "Invalid username or password."})
         for part, status in self.refused.items():
             if part in path:
-                return send(handler, status, {"error": "refused"})
+                return send(handler, status, {"error": f"refused: {handler.headers['Authorization']}"})
         return send(handler, *self._reply(path, [json.loads(line) for line in raw.splitlines()]))
 
     def _reply(self, path, lines):
@@ -109,6 +109,8 @@ def test_the_hub_has_the_files_in_a_private_repository(run, tmp_path):
     assert ended.returncode == 0, ended.stderr
     written = {path.name: path.read_bytes() for path in out.iterdir()}
     assert hub.files == {NAME: written}
+    assert not any(TOKEN.encode() in content for content in (*written.values(), ended.stdout.encode()))
+    assert TOKEN not in ended.stderr
     assert hub.private == {NAME: True}
     assert {"model.safetensors", "config.json", "README.md"} <= written.keys()
     assert written["model.safetensors"] in hub.blobs.values()
@@ -180,6 +182,12 @@ def test_an_answer_that_is_no_refusal_is_quoted(model, monkeypatch):
     assert hub.private == {NAME: True}, "also where nothing was uploaded"
     assert error.code == "hub-upload-failed"
     assert "413" in error.problem
+    assert TOKEN not in format_error(error)
+
+
+def test_no_secret_of_an_address_is_shown(model, monkeypatch):
+    error = failure(model, f"http://me:sesame@127.0.0.1:{free_port()}", monkeypatch)
+    assert "sesame" not in format_error(error)
 
 
 def test_a_hub_that_cannot_be_reached_is_named(model, monkeypatch):
