@@ -186,7 +186,8 @@ def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, cap
 
     config = load_digits(f"training.output_dir={tmp_path}", "training.learning_rate=0.5")
     (tmp_path / RESOLVED).write_text("training: {learning_rate: 0.25}\n")
-    prompts = {"train": {"limit": 90, "num_skipped": 3, "num_truncated": 0}}
+    counts = {"limit": 90, "num_skipped": 0, "num_truncated": 0}
+    prompts = {"whole": counts, "train": counts | {"num_skipped": 3}, "val": counts | {"num_truncated": 2}}
     event = {"event": "run", "prompts": prompts, "num_train_samples": 20} | describe(config, nn.Linear(2, 2), Ranks())
     journal = Journal(tmp_path / JOURNAL)
     journal.write("tensors", number=1)
@@ -202,7 +203,10 @@ def test_the_resolved_config_is_kept_in_the_run_directory(tmp_path, resumed, cap
     assert (tmp_path / RESOLVED).stat().st_mode & 0o777 == 0o600  # arguments of other libraries may be secrets
     out = capsys.readouterr().out
     assert ("learning_rate" in out) == ("training samples: 40 -> 20" in out) == resumed
-    assert "train prompts of more than 90 tokens: 3 skipped, 0 truncated" in out
+    assert [line for line in out.splitlines() if "prompts of more" in line] == [
+        "  train prompts of more than 90 tokens: 3 skipped, 0 truncated",
+        "  val prompts of more than 90 tokens: 0 skipped, 2 truncated",
+    ]
 
 
 @pytest.mark.scenario(

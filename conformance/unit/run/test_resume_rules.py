@@ -71,7 +71,14 @@ def test_more_steps_are_shown_and_the_first_of_them_learns(begun, capsys, monkey
     monkeypatch.chdir(ROOT)
     assert run(begun, "training.max_steps=4", flags=("--resume",)) == 0
     printed = capsys.readouterr().out
-    assert "changed since the run began: training.max_steps: 2 -> 4" in printed
+    changed = [line for line in printed.splitlines() if "changed since the run began" in line]
+    assert changed == ["  changed since the run began: training.max_steps: 2 -> 4"], "as many samples as before"
+    assert re.search(r"^  language model: (\d+) of \1 tensors are trained$", printed, re.MULTILINE)
+    assert re.findall(r"^step (\S+)", printed, re.MULTILINE) == ["3/4", "4/4"]
+    assert "starting the engine" not in printed, "the run has none"
+    assert "'loss'" not in printed, "steps are reported by the run alone"
+    table, page = printed.index("validation"), printed.index(f"page: {begun}/run.html")
+    assert table < printed.index("Reward", table) < page
     assert "learning rate 0" not in printed
     before, after = weights(begun, 2), weights(begun, 3)
     moved = max((before[name] - after[name]).abs().max().item() for name in before)
