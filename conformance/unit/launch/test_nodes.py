@@ -13,7 +13,6 @@ from conformance.doubles.health_server import config_for, serving
 from conformance.doubles.instance import free_port
 from conformance.doubles.refusals import refused
 from rollmatch.cli.main import main, make_parser
-from rollmatch.launch import learner
 from rollmatch.launch.nodes import (
     Nodes,
     Placement,
@@ -23,7 +22,7 @@ from rollmatch.launch.nodes import (
 )
 from rollmatch.model.source import MANIFEST
 from rollmatch.run import lifecycle as run
-from rollmatch.run.server_checks import WaitPolicy, check_servers_reachable
+from rollmatch.run.server_checks import check_servers_reachable
 
 TWO = "--nnodes 2 --node-rank 1"
 VLLM = "custom.extra.rollout_matching.vllm"
@@ -82,22 +81,38 @@ def test_a_dry_run_shows_torchrun_with_the_same_words(capsys, endpoint):
     assert "--standalone" not in shown
 
 
-def test_one_process_of_a_machine_among_several_is_started_by_torchrun(monkeypatch):
-    shown, port = [], free_port()
-    monkeypatch.setattr(learner, "load_config", lambda *_: config_with("~.vllm.mode=colocate"))
-    monkeypatch.setattr(learner, "with_local_model", lambda config: config)
-    monkeypatch.setattr(learner, "load_checked", lambda config: ((), ()))
-    monkeypatch.setattr(learner, "run_child", lambda words, environment: shown.append((words, environment)) or 7)
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    placement = Placement(nodes=nodes(port=port))
-    assert learner.launch("x.yaml", (), placement, wait=WaitPolicy()) == 7
-    ((words, environment),) = shown
-    assert f"127.0.0.1:{port}" in words
-    assert environment == {"GLOO_SOCKET_IFNAME": loopback_interface(), "OMP_NUM_THREADS": "1"}
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    assert learner.launch("x.yaml", (), placement, wait=WaitPolicy()) == 7
-    assert shown[1][1] == {"OMP_NUM_THREADS": "1"}
+TORCHRUN = """#!/bin/sh
+printf '%s\\n' "$@" "interface=$GLOO_SOCKET_IFNAME" "threads=$OMP_NUM_THREADS" > "$0.seen"
+exit 7
+"""
+
+
+@pytest.fixture
+def torchrun(tmp_path, monkeypatch):
+    """A command beside Python that notes its words and two variables; returns what it has noted."""
+    command = tmp_path / "bin" / "torchrun"
+    command.parent.mkdir()
+    command.write_text(TORCHRUN)
+    command.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(command.with_name("python")))
+    return lambda: command.with_name("torchrun.seen").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("preset", "threads"), [(None, None), ("eth7", "5")])
+def test_one_process_among_several_machines_is_started_by_torchrun(monkeypatch, tmp_path, torchrun, preset, threads):
+    for name, value in (("GLOO_SOCKET_IFNAME", preset), ("OMP_NUM_THREADS", threads)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    endpoint = f"127.0.0.1:{free_port()}"
+    words = f"--nnodes 2 --node-rank 0 --rdzv-endpoint {endpoint} --set training.output_dir={tmp_path / 'run'}"
+    backend = ("--set", "custom.extra.rollout_matching.rollout_backend=hf", "--set", "training.packing=false")
+    assert main(["train", str(CONFIG), *words.split(), *backend]) == 7
+    *shown, interface, thread_line = torchrun()
+    assert shown[shown.index("--rdzv-endpoint") + 1] == endpoint
+    assert shown[shown.index("--nproc-per-node") + 1] == "1"
+    assert interface == f"interface={preset or loopback_interface()}"
+    assert thread_line == f"threads={threads or 1}"
 
 
 def loopback_interface():
