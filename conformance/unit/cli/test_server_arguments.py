@@ -17,15 +17,14 @@ from conformance.doubles.refusals import refused
 from conformance.doubles.stand_in import make_stand_in
 from rollmatch.cli import main, server_arguments
 from rollmatch.config import load_config
-from rollmatch.config.servers import pair_servers, server_section
+from rollmatch.config.servers import pair_servers
 from rollmatch.dialects.native.group import resolve
 from rollmatch.dialects.prompt import Prompt, SamplingRules
-from rollmatch.dialects.session import RolloutServer, connect_all
 from rollmatch.dialects.trl.vllm_client import VLLMClient
 from rollmatch.launch import rollout_server, vllm_serve
 from rollmatch.launch.server_arguments import overrides_of
 from rollmatch.ranks import Ranks
-from rollmatch.run import connect
+from rollmatch.run.connect import connect_servers
 from rollmatch.serve import process as server_process
 
 FIVE = "--use_vllm_server --vllm_host localhost --vllm_server_port 8000 --vllm_group_port 22222"
@@ -39,25 +38,6 @@ def parsed(words):
 
 def configured(words):
     return load_config(str(ROOT / "fixtures/digits/digits.yaml"), parsed(words))
-
-
-@pytest.mark.scenario(
-    "vineppo/the-five-arguments-reach-the-client",
-    clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#2,4"],
-)
-def test_the_five_arguments_reach_the_client(monkeypatch):
-    made, groups = [], []
-    monkeypatch.setattr(connect, "RolloutServer", lambda url, settings: made.append((url, settings)))
-    monkeypatch.setattr(connect, "connect_all", lambda servers: None)
-    monkeypatch.setattr(connect, "make_sender", lambda servers, *how, stage: groups.append(how))
-    monkeypatch.setattr(
-        connect, "VllmServerBackend", lambda *arguments, **_: SimpleNamespace(members=SimpleNamespace())
-    )
-    connect.connect_servers(configured(f"{FIVE} --vllm_connection_timeout 30"), None, ranks=Ranks())
-    ((url, settings),) = made
-    (((rendezvous,),),) = groups
-    assert (url, settings.timeout_s, settings.infer_timeout_s) == ("http://localhost:8000", 30.0, None)
-    assert (rendezvous.host, rendezvous.port, rendezvous.join_timeout_s) == (resolve("localhost"), 22222, 30.0)
 
 
 def test_the_next_command_of_a_process_does_not_inherit_them(capsys):
@@ -128,6 +108,22 @@ def slow_server():
 
 
 @pytest.mark.scenario(
+    "vineppo/the-five-arguments-reach-the-client",
+    clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#2,4"],
+)
+def test_the_five_arguments_reach_the_client(slow_server):
+    _, port = slow_server
+    words = f"--use_vllm_server --vllm_host localhost --vllm_server_port {port} --vllm_group_port 22222"
+    backend = connect_servers(configured(f"{words} --vllm_connection_timeout 30"), None, ranks=Ranks())
+    (server,), (rendezvous,) = backend.servers, backend.sender.rendezvous
+    assert (server.base_url, server.settings.timeout_s, server.settings.infer_timeout_s) == (
+        f"http://localhost:{port}", 30.0, None
+    )  # fmt: skip
+    assert (rendezvous.host, rendezvous.port, rendezvous.join_timeout_s) == (resolve("localhost"), 22222, 30.0)
+    backend.close()
+
+
+@pytest.mark.scenario(
     "vineppo/a-slow-answer-is-not-a-lost-connection",
     clauses=["vineppo/vineppo-trainers-use-a-rollout-server-by-five-arguments#5"],
 )
@@ -135,10 +131,8 @@ def test_a_slow_answer_is_not_a_lost_connection(slow_server):
     """Through the run's own arguments, and the server as its processes ask it."""
     server, port = slow_server
     config = configured(f"--use_vllm_server --vllm_server_port {port} --vllm_connection_timeout 1")
-    (address,) = pair_servers(server_section(config))
-    asked = RolloutServer(address.base_url, connect._client_settings(server_section(config)))
+    (asked,) = connect_servers(config, None, ranks=Ranks()).servers
     assert asked.settings.timeout_s == 1.0
-    connect_all([asked])
     (reply,) = asked.infer([PROMPT], RULES)
     assert (reply.response_token_ids, server.waited) == ((5, 6), [5.0])
 
