@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from conformance.doubles.records import make_reply, make_request
 from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.monitor import ThreadMonitor
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 
 GREEDY = Decoding(max_new_tokens=4)
@@ -49,9 +50,17 @@ class Servers:
                 self.under_way -= 1
 
 
+class QuickMonitor(ThreadMonitor):
+    """A learner that waits looks again every 20 ms."""
+
+    def wait(self, condition, *, timeout_s=None):
+        return super().wait(condition, timeout_s=timeout_s and 0.02)
+
+
 @contextmanager
-def opened(servers, *, is_open=True, **rules):
-    prefetch = Prefetch(servers, GREEDY, PrefetchRules(**({"max_windows": 3, "callers_per_server": 2} | rules)))
+def opened(servers, *, is_open=True, monitor=None, **rules):
+    chosen = PrefetchRules(**({"max_windows": 3, "callers_per_server": 2} | rules))
+    prefetch = Prefetch(servers, GREEDY, chosen, monitor=monitor)
     if is_open:
         with prefetch.quiet():
             pass

@@ -7,11 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.doubles.prefetching import GREEDY, Servers, ids_of, opened, requests_of, rollouts_of, until
+from conformance.doubles.prefetching import (
+    GREEDY,
+    QuickMonitor,
+    Servers,
+    ids_of,
+    opened,
+    requests_of,
+    rollouts_of,
+    until,
+)
 from conformance.doubles.refusals import refused
 from conformance.judge.servers.bounded import in_thread
 from rollmatch.errors import RolloutError
-from rollmatch.rollout import prefetch as module
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 
 
@@ -126,10 +134,10 @@ class Sleepy(Prefetch):
         return False
 
 
-def test_calls_that_nobody_begins_are_an_error_after_a_stated_time(monkeypatch):
-    monkeypatch.setattr(module, "POLL_S", 0.02)
+def test_calls_that_nobody_begins_are_an_error_after_a_stated_time():
     servers = Servers(1)
-    prefetch = Sleepy(servers, GREEDY, PrefetchRules(max_windows=2, callers_per_server=1, stuck_after_s=0.2))
+    rules = PrefetchRules(max_windows=2, callers_per_server=1, stuck_after_s=0.2)
+    prefetch = Sleepy(servers, GREEDY, rules, monitor=QuickMonitor())
     with prefetch.quiet():
         pass
     prefetch.submit(0, requests_of(0, 1))
@@ -140,9 +148,8 @@ def test_calls_that_nobody_begins_are_an_error_after_a_stated_time(monkeypatch):
     prefetch.close()
 
 
-def test_a_learner_that_waits_before_the_first_sync_is_an_error(monkeypatch):
-    monkeypatch.setattr(module, "POLL_S", 0.02)
-    with opened(Servers(), is_open=False, stuck_after_s=0.1) as prefetch:
+def test_a_learner_that_waits_before_the_first_sync_is_an_error():
+    with opened(Servers(), is_open=False, monitor=QuickMonitor(), stuck_after_s=0.1) as prefetch:
         prefetch.submit(0, requests_of(0, 2))
         with refused("prefetch-stuck") as caught:
             prefetch.collect(0, min_version=1)
@@ -152,11 +159,10 @@ def test_a_learner_that_waits_before_the_first_sync_is_an_error(monkeypatch):
         assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0, 1]
 
 
-def test_a_call_that_takes_longer_than_that_is_none(monkeypatch):
-    monkeypatch.setattr(module, "POLL_S", 0.02)
+def test_a_call_that_takes_longer_than_that_is_none():
     servers = Servers(1)
     servers.pause_s = 0.4
-    with opened(servers, stuck_after_s=0.1) as prefetch:
+    with opened(servers, monitor=QuickMonitor(), stuck_after_s=0.1) as prefetch:
         prefetch.submit(0, requests_of(0, 1))
         assert ids_of(prefetch.collect(0, min_version=1)[0]) == [0]
 
