@@ -15,9 +15,11 @@ import pytest
 from ray.exceptions import RayActorError, RayError
 
 from conformance.doubles.refusals import refused
+from rollmatch.journal import Journal
 from rollmatch.launch import ray_run
 from rollmatch.launch.layout import Need
 from rollmatch.launch.ray_command import ActorSite, CommandReport
+from rollmatch.run.directory import JOURNAL
 
 GONE = RayActorError()
 LEARNERS = ("learner-0", "learner-1")
@@ -199,10 +201,13 @@ def test_one_node_that_fails_for_good_ends_the_run_with_its_code(run):
     assert not any("resume" in each for each in run.calls)
 
 
-def test_an_error_of_a_run_that_has_begun_is_resumed(run, monkeypatch):
-    monkeypatch.setattr(ray_run, "holds_run", lambda directory: directory.name == "one")
-    assert run({"learner": [[1], [0]]}) == 0
-    assert RESUMED in run.calls
+@pytest.mark.parametrize(("event", "code"), [("evaluated", 0), ("run", 1)])
+def test_an_error_of_a_run_that_has_begun_is_resumed(run, tmp_path, event, code):
+    """Where nothing was computed yet, the same start would end in the same error."""
+    (tmp_path / "runs/one").mkdir(parents=True)
+    Journal(tmp_path / "runs/one" / JOURNAL).write(event)
+    assert run({"learner": [[1], [0]]}) == code
+    assert (RESUMED in run.calls) == (code == 0)
 
 
 @pytest.mark.parametrize(("end", "code"), [(-signal.SIGINT, 130), (5, 5), (0, 0), (GONE, 130)])
