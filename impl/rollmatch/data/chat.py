@@ -136,9 +136,8 @@ def check_question(record: Mapping[str, object], key: str, *, answered: bool = F
         metadata = record.get("metadata")  # of further columns
         given = metadata if isinstance(metadata, dict) else {}
         column = next((name for name in ANSWERS if name in given), None)
-        remedy = "Write messages that end with the assistant's, or prompt and completion."
-        if column is not None:
-            remedy = f"Rename {column} to completion."
+        whole = "Write messages that end with the assistant's, or prompt and completion."
+        remedy = whole if column is None else f"Rename {column} to completion."
         yield DataError("there is no answer", code="chat-malformed", key=key, remedy=remedy)
         return
     if "messages" in record and "prompt" in record:
