@@ -136,9 +136,7 @@ def _beam_temperature(config: RunConfig) -> Iterator[ConfigError]:
 
 def _segment_length(config: RunConfig) -> Iterator[ConfigError]:
     if config.global_max_length <= _rollout(config).max_new_tokens:
-        by_default = "" if "max_new_tokens" in _rollout(config).model_fields_set else " (the default)"
-        most = f"{_rollout(config).max_new_tokens}{by_default}"
-        problem = f"must be above {ROLLOUT_MATCHING}.max_new_tokens {most}, but is {config.global_max_length}"
+        problem = f"must be above {_longest_response(config)}, but is {config.global_max_length}"
         remedy = "Raise it by the length of a prompt and of appended objects, or lower max_new_tokens."
         yield ConfigError(problem, code="response-too-long", key="global_max_length", remedy=remedy)
 
@@ -146,13 +144,20 @@ def _segment_length(config: RunConfig) -> Iterator[ConfigError]:
 def _engine_length(config: RunConfig) -> Iterator[ConfigError]:
     length, key = _rollout(config).vllm.max_model_len, f"{ROLLOUT_MATCHING}.vllm.max_model_len"
     if length is not None and length <= _rollout(config).max_new_tokens:
-        problem = f"must be above max_new_tokens {_rollout(config).max_new_tokens}, but is {length}"
+        problem = f"must be above {_longest_response(config)}, but is {length}"
         yield ConfigError(
             problem,
             code="response-too-long",
             key=key,
             remedy="Raise it by the length of a prompt, or lower max_new_tokens.",
         )
+
+
+def _longest_response(config: RunConfig) -> str:
+    """The key and its value, and whether anybody has set it."""
+    rules = _rollout(config)
+    by_default = "" if "max_new_tokens" in rules.model_fields_set else " (the default)"
+    return f"{ROLLOUT_MATCHING}.max_new_tokens {rules.max_new_tokens}{by_default}"
 
 
 def _engine_in_segment(config: RunConfig) -> Iterator[ConfigError]:
