@@ -164,7 +164,7 @@ def test_two_ranks_run_as_many_passes_and_learn_what_one_rank_learns(pair_of_ran
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair_of_ranks", [("uneven", "ddp")], ids="-".join, indirect=True)
+@pytest.mark.parametrize("pair_of_ranks", PAIRS[1:2], ids="-".join, indirect=True)
 def test_ranks_that_resume_learn_what_they_would_have_learnt(pair_of_ranks, tmp_path):
     task, folder, words = pair_of_ranks
     checkpoint = str(folder / "checkpoint-1")

@@ -113,7 +113,7 @@ def slow_server():
 )
 def test_the_five_arguments_reach_the_client(slow_server):
     _, port = slow_server
-    words = f"--use_vllm_server --vllm_host localhost --vllm_server_port {port} --vllm_group_port 22222"
+    words = FIVE.replace("8000", str(port))
     backend = connect_servers(configured(f"{words} --vllm_connection_timeout 30"), None, ranks=Ranks())
     (server,), (rendezvous,) = backend.servers, backend.sender.rendezvous
     assert (server.base_url, server.settings.timeout_s, server.settings.infer_timeout_s) == (

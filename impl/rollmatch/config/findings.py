@@ -19,10 +19,9 @@ _SERVER = "custom.extra.rollout_server"
 
 REMOVED: Mapping[str, str] = MappingProxyType(
     {
-        **{
-            f"{ROLLOUT_MATCHING}.{name}": f"Use {ROLLOUT_MATCHING}.decoding.{name}."
-            for name in ("temperature", "top_p", "top_k")
-        },
+        f"{ROLLOUT_MATCHING}.temperature": f"Use {ROLLOUT_MATCHING}.decoding.temperature.",
+        f"{ROLLOUT_MATCHING}.top_p": f"Use {ROLLOUT_MATCHING}.decoding.top_p.",
+        f"{ROLLOUT_MATCHING}.top_k": f"Use {ROLLOUT_MATCHING}.decoding.top_k.",
         f"{ROLLOUT_MATCHING}.rollout_buffer": "Remove it: asynchronous prefetch replaces it.",
         f"{ROLLOUT_MATCHING}.graphs_kept": "Remove it: overlap stream, which read it, is removed.",
         f"{ROLLOUT_MATCHING}.post_rollout_pack_scope": "Remove it: left-over segments are carried to the next row.",
