@@ -270,7 +270,10 @@ class StepReport:
         }
 
     def times(self, prefetch: Prefetch | None) -> tuple[dict[str, float], dict[str, object]]:
-        """When learner and servers were busy in a step that has ended: figures for the log, and its timeline."""
+        """When learner and servers were busy in a step that has ended: figures for the log, and its timeline.
+
+        The speed of rollouts made ahead stands in place of that of ``figures``, which knows the learner's wait alone.
+        """
         now, calls = time.time(), prefetch.take_calls() if prefetch else []
         waits = [(begin, end) for name, begin, end in self.spans if name == "rollout"]
         busy = prefetch.spans_of(calls, now=now) if prefetch else [waits]
