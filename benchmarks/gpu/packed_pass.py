@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.gpu.measure import device, judge, matmul_tflops, on_gpu, say, take_turns
 from rollmatch.learn import attention
-from rollmatch.learn.attention import PACKED_ATTENTION, installed
+from rollmatch.learn.attention import INSTALLED, PACKED_ATTENTION
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.head import Scoring
 from rollmatch.learn.pack import Packer
@@ -194,7 +194,7 @@ def measure(shape, *, rounds, limit_s):
     measured = take_turns(ways, rounds=rounds, limit_s=limit_s)
     losses = {name: float(loss) for name, loss in one.losses.items()}
     num_tokens, places = sum(shape["lengths"]), max(shape["lengths"]) * len(shape["lengths"])
-    kernel = installed() if on_gpu() else None
+    kernel = INSTALLED if on_gpu() else None
     figures = {
         "shape": shape,
         "num_weights": num_weights,

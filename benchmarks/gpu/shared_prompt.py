@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu.measure import device, judge, matmul_tflops, on_gpu, say, take_turns
 from benchmarks.gpu.packed_pass import make_model
-from rollmatch.learn.attention import PACKED_ATTENTION, installed
+from rollmatch.learn.attention import INSTALLED, PACKED_ATTENTION
 from rollmatch.learn.balance import RowBalancer
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.head import Scoring
@@ -119,7 +119,7 @@ def measure(shape, *, rounds, limit_s):
     model.get_base_model().config._attn_implementation = PACKED_ATTENTION
     if on_gpu():
         compile_layers(model.get_base_model())
-    figures = {"shape": shape, "floor_matmul_tflops": tflops, "kernel": getattr(installed(), "name", "") * on_gpu()}
+    figures = {"shape": shape, "floor_matmul_tflops": tflops, "kernel": getattr(INSTALLED, "name", "") * on_gpu()}
     bars, groups = {}, {}
     for group in shape["groups"]:
         step = Step(model, shape, group)

@@ -9,9 +9,9 @@ from conformance.doubles.segments import make_group
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from rollmatch.learn import attention
 from rollmatch.learn.attention import (
+    INSTALLED,
     Varlen,
     describe,
-    installed,
     packed_attention,
     pieces_of,
     varlen_for,
@@ -131,14 +131,14 @@ class OnGpu:
 
 
 def test_a_kernel_is_for_halves_on_a_gpu_and_heads_it_knows():
-    assert varlen_for(OnGpu(), dropout=0.0) is installed()
-    assert installed().name == "torch.nn.attention.varlen.varlen_attn"
+    assert varlen_for(OnGpu(), dropout=0.0) is INSTALLED
+    assert INSTALLED.name == "torch.nn.attention.varlen.varlen_attn"
     assert varlen_for(OnGpu(torch.float16, 256), dropout=0.0) is not None
     odd = [OnGpu(torch.float32), OnGpu(head_len=264), OnGpu(head_len=36), torch.zeros(1, 4, 9, 128).bfloat16()]
     assert [varlen_for(query, dropout=0.0) for query in odd] == [None] * 4
     assert varlen_for(OnGpu(), dropout=0.1) is None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert varlen_for(OnGpu(torch.float32), dropout=0.0) is installed()
+        assert varlen_for(OnGpu(torch.float32), dropout=0.0) is INSTALLED
         assert working_dtype(torch.zeros(1)) is torch.bfloat16
 
 

@@ -6,13 +6,16 @@ lengths, nothing leaks, and no [T, T] mask exists. A piece with more keys (``cu_
 to a prompt that stands before it in the row once for several. A flash kernel takes all pieces at once where there is
 one (``varlen_for``); else they go through scaled-dot-product attention one after the other. Without the bounds
 (generation, KV cache, padded batches) it is transformers' ``sdpa``, mask included.
+
+``pieces`` beside the bounds says the same as Python integers: nothing waits for the device, and a compiled layer with
+a flash kernel is one graph.
 """
 
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -62,27 +65,13 @@ def varlen_for(query: Tensor, *, dropout: float) -> Varlen | None:
     head_len = query.shape[-1]
     if not query.is_cuda or dropout or head_len > LONGEST_HEAD or head_len % HEAD_STEP:
         return None
-    return installed() if working_dtype(query) in FLASH_DTYPES else None
+    return INSTALLED if working_dtype(query) in FLASH_DTYPES else None
 
 
 def working_dtype(query: Tensor) -> torch.dtype:
     """What attention computes in: autocast's choice where it is on, since kernels of packages do not follow it."""
     kind = query.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-
-
-@cache
-def installed() -> Varlen | None:
-    """The first source that is there and takes causality and scale as arguments."""
-    return next(filter(None, map(_find, SOURCES)), None)
-
-
-def _find(source: str) -> Varlen | None:
-    module, _, function = source.rpartition(".")
-    try:
-        return describe(source, getattr(importlib.import_module(module), function))
-    except (ImportError, AttributeError):
-        return None
 
 
 def describe(name: str, call: Callable[..., object]) -> Varlen | None:
@@ -101,6 +90,16 @@ def describe(name: str, call: Callable[..., object]) -> Varlen | None:
     return Varlen(name=name, call=call, scale_word=scale_word, words=dict([causal]) | grouped)
 
 
+def _find(source: str) -> Varlen | None:
+    module, _, function = source.rpartition(".")
+    try:
+        return describe(source, getattr(importlib.import_module(module), function))
+    except (ImportError, AttributeError):
+        return None
+
+
+INSTALLED = next(filter(None, map(_find, SOURCES)), None)
+"""The kernel of the first source that is there and takes causality and scale as arguments."""
 PACKED_ATTENTION = "rollmatch_packed"
 """The name to give as ``attn_implementation``."""
 
@@ -133,7 +132,7 @@ def packed_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | DeferredMask | None,
-    **kwargs: object,
+    **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """[B, H, T, D] queries, [B, G, T, D] keys and values -> [B, T, H, D]; the shape transformers calls for.
 
@@ -147,29 +146,29 @@ def packed_attention(
                 key="model.attn_impl",
                 remedy="Set model.attn_impl to eager, and training.packing and training.padding_free to false.",
             )
-    bounds = kwargs.pop("cu_seq_lens_q", None)
-    seen = kwargs.pop("cu_seq_lens_k", None)
+    bounds, seen = kwargs.pop("cu_seq_lens_q", None), kwargs.pop("cu_seq_lens_k", None)
+    pieces = kwargs.pop("pieces", None)
+    states = query, key, value
     if bounds is None:
         mask = attention_mask.tensor if isinstance(attention_mask, DeferredMask) else attention_mask
-        output, _ = sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+        output, _ = sdpa_attention_forward(module, *states, mask, **kwargs)
         return output, None
-    return _attend_packed(module, (query, key, value), (bounds, bounds if seen is None else seen), kwargs), None
-
-
-@torch.compiler.disable(reason="bounds are read as Python integers")  # type: ignore[no-untyped-call, untyped-decorator]
-def _attend_packed(
-    module: torch.nn.Module,
-    states: tuple[Tensor, Tensor, Tensor],
-    bounds: tuple[Tensor, Tensor],
-    kwargs: dict[str, Any],
-) -> Tensor:
-    """[1, H, T, D], [1, G, T, D] twice -> [1, T, H, D], each piece by itself; compiled layers break here."""
-    query, key, value = states
     _check_packed_call(query, key, kwargs.get("sliding_window"))
-    pieces = pieces_of(bounds, num_tokens=query.shape[2])
+    if pieces is None:
+        seen = bounds if seen is None else seen
+        pieces = pieces_of((bounds, seen), num_tokens=query.shape[2], device=query.device)
     kernel = varlen_for(query, dropout=kwargs.get("dropout", 0.0))
     if kernel is not None and _is_plain(module, kwargs) and value.shape[-1] == query.shape[-1]:
-        return _all_at_once(kernel, states, pieces, scale=kwargs.get("scaling"))
+        return _all_at_once(kernel, states, pieces, scale=kwargs.get("scaling")), None
+    return _one_by_one(module, states, pieces, kwargs), None
+
+
+@torch.compiler.disable(reason="pieces are cut by Python integers")  # type: ignore[no-untyped-call, untyped-decorator]
+def _one_by_one(
+    module: torch.nn.Module, states: tuple[Tensor, Tensor, Tensor], pieces: "Pieces", kwargs: dict[str, Any]
+) -> Tensor:
+    """[1, H, T, D], [1, G, T, D] twice -> [1, T, H, D]; compiled layers break here."""
+    query, key, value = states
     parts = [
         sdpa_attention_forward(
             module, query[:, :, a:b], _seen(key, before, (a, b)), _seen(value, before, (a, b)), mask, **kwargs
@@ -314,11 +313,11 @@ class Pieces:
             yield (a, b), before, mask
 
 
-def pieces_of(bounds: tuple[Tensor, Tensor], *, num_tokens: int) -> Pieces:
+@torch.compiler.disable(reason="bounds are read as Python integers")  # type: ignore[no-untyped-call, untyped-decorator]
+def pieces_of(bounds: tuple[Tensor, Tensor], *, num_tokens: int, device: torch.device | None = None) -> Pieces:
     """What [S + 1] bounds of queries and of keys say; a piece with more keys than queries attends to the last piece
-    before it that has as many. Errors: ``packed-bounds-invalid``.
-
-    Read from the device once per tensor, not once per layer: reading waits for the device.
+    before it that has as many. Reading waits for the bounds' device; ``device`` is where the pieces are wanted.
+    Errors: ``packed-bounds-invalid``.
 
     >>> bounds = torch.tensor([0, 3, 5, 6, 8]), torch.tensor([0, 3, 8, 12, 14])  # 3 tokens; 2 and 1 after them; 2
     >>> pieces = pieces_of(bounds, num_tokens=8)
@@ -327,22 +326,10 @@ def pieces_of(bounds: tuple[Tensor, Tensor], *, num_tokens: int) -> Pieces:
     >>> pieces.seen.order.tolist()
     [0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 5, 6, 7]
     """
-    own, seen = bounds
-    versions = own._version, seen._version
-    known: tuple[object, Pieces] | None = getattr(own, "_rollmatch_pieces", None)
-    if known is None or known[0] != versions:
-        known = (versions, _read_pieces(bounds, num_tokens))
-        own._rollmatch_pieces = known  # type: ignore[attr-defined]
-    if known[1].own[-1][1] != num_tokens:
-        raise _cut_wrongly(bounds, num_tokens)
-    return known[1]
-
-
-def _read_pieces(bounds: tuple[Tensor, Tensor], num_tokens: int) -> Pieces:
     own, seen = (tuple(pairwise(part.tolist())) for part in bounds)
     before: list[Span | None] = []
     prompt: Span = (0, 0)
-    if len(own) != len(seen) or not own or own[0][0] != 0 or any(a >= b for a, b in own):
+    if len(own) != len(seen) or not own or own[0][0] != 0 or own[-1][1] != num_tokens or any(a >= b for a, b in own):
         raise _cut_wrongly(bounds, num_tokens)
     for (a, b), (c, d) in zip(own, seen, strict=True):
         num_before = (d - c) - (b - a)
@@ -353,9 +340,9 @@ def _read_pieces(bounds: tuple[Tensor, Tensor], num_tokens: int) -> Pieces:
     keys = None
     if any(before):
         spans = chain.from_iterable(zip((span or (0, 0) for span in before), own, strict=True))
-        keys = Seen.of(torch.cat([torch.arange(*span, device=bounds[0].device) for span in spans]))
+        keys = Seen.of(torch.cat([torch.arange(*span) for span in spans]).to(device))
     longest = max(b - a for a, b in own), max(d - c for c, d in seen)
-    kept = bounds[0].to(torch.int32), bounds[1].to(torch.int32)
+    kept = bounds[0].to(device, torch.int32), bounds[1].to(device, torch.int32)
     return Pieces(bounds=kept, longest=longest, own=own, before=tuple(before), seen=keys)
 
 

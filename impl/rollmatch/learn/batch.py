@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rollmatch.errors import LearnError
+from rollmatch.learn.attention import pieces_of
 from rollmatch.learn.balance import RowBalancer, split_by_length
 from rollmatch.learn.pack import Packer, starts_of_padded
 from rollmatch.model.images import NO_IMAGES, ImageFeatures, image_arguments, multimodal_part, token_types
@@ -33,13 +34,16 @@ def make_model_inputs(row: Row, *, images: Sequence[ImageFeatures], model: torch
     token_ids = torch.cat([_ids(row.segments[piece.segment])[piece.first : piece.end] for piece in pieces])[None]
     places = [positions[piece.segment][:, piece.first : piece.end] for piece in pieces]
     num_own, num_seen = [len(piece) for piece in pieces], [piece.num_before + len(piece) for piece in pieces]
+    bounds = torch.tensor([0, *accumulate(num_own)]), torch.tensor([0, *accumulate(num_seen)])
+    attended = pieces_of(bounds, num_tokens=token_ids.shape[1], device=next(model.parameters()).device)
     inputs = {
         "input_ids": token_ids,
         "position_ids": _as_argument(torch.cat(places, dim=1)[:, None]),
-        "cu_seq_lens_q": torch.tensor([0, *accumulate(num_own)], dtype=torch.int32),
-        "cu_seq_lens_k": torch.tensor([0, *accumulate(num_seen)], dtype=torch.int32),
+        "cu_seq_lens_q": attended.bounds[0],
+        "cu_seq_lens_k": attended.bounds[1],
         "max_length_q": max(num_own),
         "max_length_k": max(num_seen),
+        "pieces": attended,
         "use_cache": False,
     }
     seen = [images[piece.segment] for piece in pieces if piece.first == 0]

@@ -3,7 +3,7 @@
 import torch
 
 from rollmatch.config import RunConfig, effective
-from rollmatch.learn.attention import FLASH_DTYPES, check_packable, installed, why_unpackable
+from rollmatch.learn.attention import FLASH_DTYPES, INSTALLED, check_packable, why_unpackable
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
 from rollmatch.model.decoder_layers import compile_layers, decoder_layers
 from rollmatch.model.policy import count_weights, unwrap
@@ -49,7 +49,7 @@ def is_padding_free(config: RunConfig, model: torch.nn.Module) -> bool:
         if wanted:
             check_packable(model, key="training.padding_free")
         return wanted
-    if config.model.attn_impl != "packed" or not torch.cuda.is_available() or installed() is None:
+    if config.model.attn_impl != "packed" or not torch.cuda.is_available() or INSTALLED is None:
         return False
     halves = config.training.bf16 or next(model.parameters()).dtype in FLASH_DTYPES
     return halves and not why_unpackable(model)
