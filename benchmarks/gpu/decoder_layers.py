@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.gpu.measure import device, judge, matmul_tflops, on_gpu, say, take_turns
-from rollmatch.learn.attention import PACKED_ATTENTION
+from rollmatch.learn.attention import PACKED_ATTENTION, pieces_of
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
 from rollmatch.model.decoder_layers import compile_layers, decoder_layers
 from rollmatch.rollout.hf import eager
@@ -54,11 +54,16 @@ def rows_of(shape):
     """Keyword arguments of each micro-batch: a packed row."""
     lengths, rows = shape["lengths"], []
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device())
-    positions = torch.cat([torch.arange(length) for length in lengths])[None].to(device())
+    words = {
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None].to(device()),
+        "cu_seq_lens_q": bounds,
+        "pieces": pieces_of((bounds, bounds), num_tokens=sum(lengths), device=device()),
+        "use_cache": False,
+    }
     for number in range(shape["num_rows"]):
         generator = torch.Generator().manual_seed(number)
         ids = torch.randint(shape["num_ids"], (1, sum(lengths)), generator=generator).to(device())
-        rows.append({"input_ids": ids, "position_ids": positions, "cu_seq_lens_q": bounds, "use_cache": False})
+        rows.append({"input_ids": ids} | words)
     return rows
 
 

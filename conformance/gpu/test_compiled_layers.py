@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from torch._dynamo.utils import counters
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from rollmatch.learn.attention import PACKED_ATTENTION
+from rollmatch.learn.attention import PACKED_ATTENTION, pieces_of
 from rollmatch.learn.checkpointing import AdaptiveCheckpointing
 from rollmatch.model.decoder_layers import compile_layers, decoder_layers
 
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.gpu(1)
 SEGMENT, NUM_LAYERS = 512, 12
 
 
-def make_model():
+def make_model(*, adapters=False):
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=512,
@@ -26,34 +28,46 @@ def make_model():
     )
     with torch.device("cuda"):
         model = Qwen3ForCausalLM._from_config(config, dtype=torch.bfloat16)
+    if adapters:
+        get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", init_lora_weights="gaussian")).cuda()
+        model.enable_input_require_grads()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.train()
 
 
 def learn(model, num_segments):
-    """Loss of a packed row, after its backward pass."""
+    """Loss of a packed row, after its backward pass; every second one shares a prompt of its first segment."""
     num_tokens = SEGMENT * num_segments
     ids = torch.randint(512, (1, num_tokens), generator=torch.Generator().manual_seed(num_segments)).cuda()
-    bounds = torch.arange(0, num_tokens + 1, SEGMENT, dtype=torch.int32, device="cuda")
+    seen = [SEGMENT] + [SEGMENT * (1 + num_segments % 2)] * (num_segments - 1)
+    bounds = torch.arange(0, num_tokens + 1, SEGMENT), torch.tensor([0, *seen]).cumsum(0)
+    pieces = pieces_of(bounds, num_tokens=num_tokens, device=torch.device("cuda"))
     positions = torch.arange(SEGMENT, device="cuda").repeat(num_segments)[None]
-    hidden = model.model(input_ids=ids, position_ids=positions, cu_seq_lens_q=bounds, use_cache=False).last_hidden_state
-    loss = hidden.float().pow(2).mean()
+    words = {"cu_seq_lens_q": pieces.bounds[0], "pieces": pieces, "use_cache": False}
+    hidden = model.model(input_ids=ids, position_ids=positions, **words).last_hidden_state
+    loss = (hidden.float() * torch.linspace(-1, 1, hidden.shape[-1], device="cuda")).pow(2).mean()
     loss.backward()
     return loss.item()
 
 
-def test_losses_and_gradients_are_those_of_eager_layers_within_the_noise_of_bfloat16():
-    plain, compiled = make_model(), make_model()
+@pytest.mark.parametrize("adapters", [False, True])
+def test_losses_and_gradients_are_those_of_eager_layers_within_the_noise_of_bfloat16_by_whole_graphs(adapters):
+    torch._dynamo.reset()
+    counters.clear()
+    plain, compiled = make_model(adapters=adapters), make_model(adapters=adapters)
     compile_layers(compiled)
-    for num_segments in (2, 3, 5, 4):
-        for model in (plain, compiled):
-            model.zero_grad()
-        assert learn(compiled, num_segments) == pytest.approx(learn(plain, num_segments), rel=5e-3)
-        ours, theirs = (
-            torch.cat([weight.grad.float().flatten() for weight in model.parameters() if weight.grad is not None])
-            for model in (compiled, plain)
-        )
-        assert torch.nn.functional.cosine_similarity(ours, theirs, dim=0) > 0.999
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        for num_segments in (2, 3, 5, 4):
+            for model in (plain, compiled):
+                model.zero_grad()
+            assert learn(compiled, num_segments) == pytest.approx(learn(plain, num_segments), rel=5e-3)
+            ours, theirs = (
+                torch.cat([weight.grad.float().flatten() for weight in model.parameters() if weight.grad is not None])
+                for model in (compiled, plain)
+            )
+            assert torch.nn.functional.cosine_similarity(ours, theirs, dim=0) > 0.999
+    assert 0 < counters["stats"]["unique_graphs"] <= 3, "with and without a shared prompt"
+    assert not counters["graph_break"]
 
 
 @pytest.mark.parametrize("room_of", [4, NUM_LAYERS])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from conformance.doubles.models import TOLERANCE, assert_same_gradients, gradients, make_packed_model, packed_logits
 from conformance.doubles.refusals import refused
@@ -17,6 +18,7 @@ from rollmatch.learn.attention import (
     varlen_for,
     working_dtype,
 )
+from rollmatch.model.decoder_layers import compile_layers
 from rollmatch.records import Row
 
 
@@ -85,6 +87,37 @@ def test_one_launch_for_all_segments_gives_the_logits_and_gradients_of_one_by_on
     assert len(used) == 2 * (1 + checkpointing)  # two layers
     torch.testing.assert_close(logits, expected[0], rtol=0, atol=TOLERANCE)
     assert_same_gradients(grads, expected[1])
+
+
+def traceable(query, key, value, bounds_q, bounds_k, *_, scale=None, window_size=(-1, -1)):
+    """As ``reference``, without Python integers."""
+    pieces, left = [], []
+    for states, bounds in ((query, bounds_q), (key, bounds_k)):
+        places = torch.arange(states.shape[0])
+        pieces.append(torch.searchsorted(bounds, places, right=True))
+        left.append(bounds[pieces[-1]] - places)
+    allowed = (pieces[0][:, None] == pieces[1]) & (left[0][:, None] <= left[1])
+    groups = query.shape[1] // key.shape[1]
+    scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) * scale
+    shares = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", shares, value.repeat_interleave(groups, 1))
+
+
+def test_a_layer_with_a_kernel_is_one_graph(row_and_images, monkeypatch):
+    expected = learnt(*row_and_images)
+    described = describe("traceable", traceable)
+    monkeypatch.setattr(attention, "varlen_for", lambda query, *, dropout: described)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")  # engine tests in the same process turn it off
+    torch._dynamo.reset()
+    counters.clear()
+    model = make_packed_model().train()
+    compile_layers(model, backend="aot_eager")
+    logits = packed_logits(model, *row_and_images)
+    (logits * torch.linspace(-1, 1, logits.numel()).reshape(logits.shape)).sum().backward()
+    torch.testing.assert_close(logits, expected[0], rtol=0, atol=TOLERANCE)
+    assert_same_gradients(gradients(model), expected[1])
+    assert (counters["stats"]["unique_graphs"], dict(counters["graph_break"])) == (1, {})
+    torch._dynamo.reset()
 
 
 def test_a_kernel_gets_what_autocast_computes_in(batch, kernel):

@@ -2,12 +2,16 @@
 
 They are compiled one by one, in place: one graph serves all layers, parameter names stay.
 ``nn.Module.compile`` replaces what a layer runs, not the layer: state dicts, peft and hooks see the same modules.
-Attention stays outside the graphs, since packed rows pass their bounds as Python integers.
+A layer is one graph where a flash kernel attends to packed rows; else attention stays outside, one segment at a time.
 Source: regional compilation as in torchtitan; transformers' ``GradientCheckpointingLayer`` wraps the compiled forward.
 """
 
+import sys
+from types import MethodType
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -45,8 +49,41 @@ def compile_layers(model: PreTrainedModel, *, backend: str = "inductor") -> int:
     # each graph gets a kernel in C++, and inductor tries for half a minute what this CPU's vectors can do.
     torch._dynamo.config.specialize_float = True
     for layer in layers:
+        _add_in_products(layer)
         layer.compile(dynamic=True, backend=backend)
     return len(layers)
+
+
+def _add_in_products(layer: nn.Module) -> None:
+    """Let the second product of plain LoRA add to the base layer's output. As peft spells it, the adapter's output is
+    written, kept for the backward pass and read again before it is added."""
+    if "peft" not in sys.modules:
+        return
+    from peft.tuners.lora import Linear
+
+    linears: list[Any] = [module for module in layer.modules() if type(module) is Linear]
+    for linear in linears:
+        if not any(linear.lora_bias.values()):
+            linear.forward = MethodType(_added_forward, linear)
+
+
+def _added_forward(linear: Any, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """[B, T, I] -> [B, T, O] of peft's linear layer; peft's own unless one plain adapter is to be added."""
+    names = [name for name in linear.active_adapters if name in linear.lora_A]
+    is_off = linear.disable_adapters or linear.merged or args or kwargs
+    if is_off or len(names) != 1 or not _is_added(linear, names[0], x):
+        output: Tensor = type(linear).forward(linear, x, *args, **kwargs)
+        return output
+    base: Tensor = linear.base_layer(x)
+    low = linear.lora_A[names[0]](x) * linear.scaling[names[0]]
+    weight = linear.lora_B[names[0]].weight
+    return torch.addmm(base.flatten(0, -2), low.flatten(0, -2), weight.t()).view(base.shape)
+
+
+def _is_added(linear: Any, name: str, x: Tensor) -> bool:
+    """Whether one product can add an adapter: without dropout or DoRA, in the dtype of the base layer's output."""
+    alike = torch.is_autocast_enabled(x.device.type) or x.dtype == linear.lora_A[name].weight.dtype
+    return alike and name not in linear.lora_variant and isinstance(linear.lora_dropout[name], nn.Identity)
 
 
 def sharded_units(model: nn.Module) -> str:
