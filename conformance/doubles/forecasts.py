@@ -4,7 +4,7 @@ from rollmatch.plan.workload import Split
 
 RULES = "custom.extra.rollout_matching"
 LARGE = (
-    *("model.torch_dtype=auto", "tuner.train_type=lora", "tuner.lora_rank=16", "training.packing=true"),
+    *("model.torch_dtype=auto", "tuner.train_type=lora", "training.packing=true"),
     *("global_max_length=12000", "training.gradient_checkpointing=true", "training.bf16=true"),
     *(f"{RULES}.max_new_tokens=1000", f"{RULES}.vllm.max_model_len=4096", f"{RULES}.vllm.max_num_seqs=256"),
     *("training.per_device_train_batch_size=16", "training.gradient_accumulation_steps=4"),

@@ -112,8 +112,8 @@ def test_neither_the_given_tree_nor_a_config_can_be_changed():
 )
 def test_a_wrong_value_is_refused_and_a_right_one_taken(override, code, repaired):
     key, _, _ = override.partition("=")
-    assert rejected(override) == [(code, key)]
-    config_with(f"{key}={repaired}")
+    assert rejected("tuner.train_type=lora", override) == [(code, key)]
+    config_with("tuner.train_type=lora", f"{key}={repaired}")
 
 
 @pytest.mark.parametrize(("length", "shown"), [(58, f"'{'x' * 58}'"), (59, f"'{'x' * 59}...")])
@@ -258,7 +258,9 @@ def test_all_errors_are_config_errors_with_four_parts():
 
 
 def test_the_resolved_tree_holds_every_key_and_loads_back_equal(tmp_path):
-    config = config_with("training.learning_rate=1e-7", "tuner.target_regex='1e5'", "custom.prompts.system='a: #b'")
+    config = config_with(
+        "training.learning_rate=1e-7", "tuner={train_type: lora, target_regex: '1e5'}", "custom.prompts.system='a: #b'"
+    )
     path = tmp_path / "resolved.yaml"
     path.write_text(resolved_yaml(config), encoding="utf-8")
     assert load_config(path) == config

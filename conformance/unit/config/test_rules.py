@@ -28,6 +28,7 @@ ROW = f"{TOKENS}=1024"
 SERVER = "~.vllm.server={servers: [{base_url: 'http://127.0.0.1:8000', group_port: 51216}]}"
 BESIDE = "tuner.modules_to_save=[lm_head]"
 ALONE = ["tuner.train_type=lora", "~.rollout_backend=vllm", "~.vllm.enable_lora=true", "~.vllm.sync.mode=adapter"]
+CONTINUED = ("tuner.train_type=lora", "model.adapter=runs/a", "model.adapter_start=continue")
 BROKEN = [
     ("dora-without-lora", "tuner.use_dora", ["tuner.use_dora=true"], ["tuner.use_dora=true", "tuner.train_type=lora"]),
     ("nothing-to-train", "tuner.freeze_llm", [f"{FROZEN}true}}"], [f"{FROZEN}false}}"]),
@@ -57,6 +58,11 @@ BROKEN = [
     values("padding-free-attention", TOKENS, 1024, "null", "model.attn_impl=sdpa"),
     values("padding-free-attention", "training.padding_free", "true", "false", "model.attn_impl=sdpa"),
     values("adapter-option-without-lora", "tuner.use_rslora", "true", "false"),
+    values("adapter-option-without-lora", "tuner.lora_rank", 64, 8),
+    values("adapter-option-without-lora", "tuner.target_regex", ".*q_proj", "null"),
+    values("adapter-option-without-lora", "model.adapter_start", "continue", "merge"),
+    values("adapter-option-not-used", "tuner.lora_dropout", 0.1, 0, *CONTINUED),
+    values("adapter-option-not-used", "tuner.freeze_vit", "true", "false", *CONTINUED),
     ("adapter-option-without-lora", "tuner.modules_to_save", [BESIDE], [BESIDE, "tuner.train_type=lora"]),
     ("adapter-incomplete", "tuner.modules_to_save", [BESIDE, *ALONE], [BESIDE, *ALONE[:-1]]),
     values("micro-batch-strategy", "training.strategy", "deepspeed_zero2", "fsdp2", ROW),
@@ -100,7 +106,7 @@ BROKEN = [
         "parsing/the-answer-format-decides-how-objects-are-written#8,9",
         "decoding/decoding-is-greedy-by-default#1,2,3,4",
         "decoding/a-response-leaves-room-for-its-prompt#1,2,3,4",
-        "configuration/a-policy-is-trained-whole-or-by-adapters#1,2,3,4",
+        "configuration/a-policy-is-trained-whole-or-by-adapters#1,2,3,4,6",
         "supervision/coordinates-are-learnt-as-distributions-over-bins#2,6",
         "packing/the-waiting-list-is-bounded#4",
         "packing/the-number-of-passes-may-follow-from-the-tokens#6,7,8",

@@ -106,7 +106,9 @@ def test_a_process_is_started_per_gpu_and_one_without_any(gpus, number):
 
 
 def test_what_is_not_set_is_not_passed():
-    parsed = understood(f"{GRPO}.correction_cap=null", "tuner.train_type=full", "tuner.use_dora=false")
+    parsed = understood(
+        f"{GRPO}.correction_cap=null", "tuner={train_type: full, use_dora: false, lora_rank: 8, lora_alpha: 16}"
+    )
     assert not parsed.keys() & {"rollout_importance_sampling_mode", "use_dora", "lora_rank", "delta", "attn_impl"}
     assert set(LOSS_TYPES) == {"token", "sequence", "constant"}
     accumulated = ("training.gradient_accumulation_steps=3", f"{GRPO}.steps_per_generation=2")

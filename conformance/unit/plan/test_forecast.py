@@ -44,7 +44,7 @@ def test_seconds_by_hand(forecaster):
 def test_memory_by_hand(forecaster):
     forecast = forecaster().forecast(split(3, 1))
     assert forecast.learner.weights == pytest.approx(2 * 8.19e9, rel=1e-3)
-    per_layer = 16 * ((4096 + 4096) * 2 + 2 * (4096 + 1024) + 3 * (4096 + 12_288))
+    per_layer = 8 * ((4096 + 4096) * 2 + 2 * (4096 + 1024) + 3 * (4096 + 12_288))
     assert forecast.learner.learning == 36 * per_layer * (4 + 4 + 8)
     layer = 2 * 12_000 * (8 * 4096 + 4 * 12_288 + (3 * 32 + 4 * 8) * 128)
     assert forecast.learner.activations == pytest.approx(2 * 12_000 * 4096 * 36 + 2 * layer)

@@ -111,6 +111,10 @@ def test_a_reward_that_an_answer_may_have_failed_is_a_warning(task, capsys):
     ("overrides", "code", "part"),
     [
         (("model.attn_impl=flash_attention_2",), "attention-missing", "model.attn_impl"),
+        (("training.optim=adamw_8bit",), "optimizer-refused", "pip install -U bitsandbytes"),
+        (("training.optim=adamw_torch_4bit",), "optimizer-refused", "pip install torchao"),
+        (("training.optim=grokadamw",), "optimizer-refused", "pip install grokadamw"),
+        (("training.optim=adamw_torch_npu_fused",), "optimizer-refused", "torch_npu"),
         (("tuner.train_type=lora", "tuner.target_regex=q_proj"), "adapter-targets-nothing", "model.layers.0."),
         (("training.report_to=wandb",), "reporter-without-key", "WANDB_API_KEY"),
     ],

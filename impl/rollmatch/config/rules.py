@@ -13,7 +13,7 @@ from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.server_rules import RLHF_RULES, SERVER_RULES
 from rollmatch.config.servers import is_colocated
 from rollmatch.config.strategy_rules import STRATEGY_RULES
-from rollmatch.config.training import NOT_USED, TrainingConfig
+from rollmatch.config.training import NOT_USED, TrainingConfig, TunerConfig
 from rollmatch.errors import ConfigError
 
 COORDINATE_LOSS = (
@@ -55,17 +55,29 @@ def _dora(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _adapter_options(config: RunConfig) -> Iterator[ConfigError]:
-    beside = [name for name in BESIDE_ADAPTERS if getattr(config.tuner, name)]
-    scaling = [name for name in ("use_rslora", "rank_pattern", "alpha_pattern") if getattr(config.tuner, name)]
-    if config.tuner.train_type == "full":
+    """Keys that shape new adapters, where there are none, or where an adapter brings its own shape."""
+    tuner = config.tuner
+    beside = [name for name in BESIDE_ADAPTERS if getattr(tuner, name)]
+    changed = [
+        name
+        for name, field in TunerConfig.model_fields.items()
+        if name != "train_type" and getattr(tuner, name) != field.get_default(call_default_factory=True)
+    ]
+    continues = config.model.adapter_start == "continue"
+    if tuner.train_type == "full":
         remedy = "Set tuner.train_type to lora, or remove it."
-        for name in (*scaling, *beside):
+        ignored = [f"tuner.{name}" for name in changed if name != "use_dora" and not name.startswith("freeze_")]
+        for key in (*ignored, *(["model.adapter_start"] if continues else ())):
             problem = "is set, but tuner.train_type is full"
-            yield ConfigError(problem, code="adapter-option-without-lora", key=f"tuner.{name}", remedy=remedy)
-    elif _rollout(config).vllm.carries_adapter:
-        for name in beside:
-            problem, remedy = "trains weights that an adapter sync does not send", "Set sync.mode to full."
-            yield ConfigError(problem, code="adapter-incomplete", key=f"tuner.{name}", remedy=remedy)
+            yield ConfigError(problem, code="adapter-option-without-lora", key=key, remedy=remedy)
+        return
+    for name in changed if continues else ():
+        problem = "is set, but model.adapter_start is continue: the adapter's own shape is kept"
+        remedy = "Remove it, or set model.adapter_start to merge."
+        yield ConfigError(problem, code="adapter-option-not-used", key=f"tuner.{name}", remedy=remedy)
+    for name in beside if _rollout(config).vllm.carries_adapter and not continues else ():
+        problem, remedy = "trains weights that an adapter sync does not send", "Set sync.mode to full."
+        yield ConfigError(problem, code="adapter-incomplete", key=f"tuner.{name}", remedy=remedy)
 
 
 def _adapter_sync(config: RunConfig) -> Iterator[ConfigError]:
@@ -291,7 +303,10 @@ _SYNC = _of_rollout("rollout_backend", "vllm.mode", "vllm.sync.mode", "vllm.enab
 _LENGTHS = _of_rollout("max_new_tokens", "vllm.max_model_len")
 RULES: tuple[Rule, ...] = (
     Rule(reads=("tuner.use_dora", "tuner.train_type"), check=_dora),
-    Rule(reads=("tuner", *_of_rollout("vllm.sync.mode", "vllm.enable_lora")), check=_adapter_options),
+    Rule(
+        reads=("tuner", "model.adapter_start", *_of_rollout("vllm.sync.mode", "vllm.enable_lora")),
+        check=_adapter_options,
+    ),
     Rule(reads=("tuner", "rlhf", "custom.trainer_variant", *_SYNC), check=_adapter_sync),
     Rule(
         reads=("tuner.train_type", "model.torch_dtype", *(f"training.{name}" for name in _PRECISION)),

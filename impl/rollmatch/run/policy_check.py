@@ -5,15 +5,21 @@ The model is built from its ``config.json`` on torch's meta device, which takes 
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
 from rollmatch.config import RunConfig, effective
+from rollmatch.config.training import TrainingConfig
 from rollmatch.errors import ConfigError, LaunchError
 from rollmatch.model.policy import auto_class, count_weights, load_architecture, prepare
 from rollmatch.model.source import dtype_of
 from rollmatch.run.machine import has_gpu
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, TrainingArguments
 
 FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}
 """Attention of transformers -> the package that has it."""
@@ -22,11 +28,27 @@ ADAM_STATES = 2
 
 
 def check_policy(config: RunConfig) -> None:
-    """Errors: ``attention-missing``, ``disk-too-small``, those of ``prepare``."""
+    """Errors: ``attention-missing``, ``optimizer-refused``, ``disk-too-small``, those of ``prepare``."""
     check_attention(config)
+    model = _on_meta(config)
+    check_optimizer(config.training, model)
     if config.model.adapter is not None:  # its shapes are those of its file
         return
-    check_disk(config, prepare(_on_meta(config), config.tuner))
+    check_disk(config, prepare(model, config.tuner))
+
+
+def check_optimizer(training: TrainingConfig, model: nn.Module) -> None:
+    """Let transformers find the optimizer's class and arguments. Errors: ``optimizer-refused``."""
+    from transformers import Trainer
+
+    further = {"optim_args": None, "optim_target_modules": None, "parallel_mode": None}
+    arguments = SimpleNamespace(**(further | training.model_dump() | training.extra_arguments))
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(cast("TrainingArguments", arguments), cast("PreTrainedModel", model))
+    except (ImportError, ValueError, TypeError, KeyError) as error:
+        problem = f"transformers refuses it: {str(error).rstrip('.')}"
+        remedy = "Do what it says, or set adamw_torch."
+        raise ConfigError(problem, code="optimizer-refused", key="training.optim", remedy=remedy) from error
 
 
 def check_attention(config: RunConfig) -> None:
@@ -42,7 +64,7 @@ def check_attention(config: RunConfig) -> None:
     if name not in installed or (has_gpu() and installed[name]()):
         return
     problem = f"is {name}, which needs {f'the package {FLASH[name]}' if has_gpu() else 'a GPU'}"
-    remedy = f"Install it, or set packed, which needs nothing besides torch{'' if has_gpu() else ', or sdpa'}."
+    remedy = f"{'Install it, or set' if has_gpu() else 'Set'} packed, which needs nothing besides torch, or sdpa."
     raise ConfigError(problem, code="attention-missing", key="model.attn_impl", remedy=remedy)
 
 
