@@ -107,6 +107,13 @@ def test_a_box_without_area_in_the_image_is_dropped_and_counted_as_by_the_conver
     assert (samples.num_objects, samples.dropped) == (1, {reason: 1})
 
 
+def test_a_box_that_reaches_over_the_edge_is_cut_and_counted_as_by_the_converter(parquet, tmp_path):
+    path = parquet([CORNERS, (50, 20, 201.5, 101)], [(-3, 20, 100, 60), (100, 50, 240, 130)])
+    samples = load(path, tmp_path)
+    assert [one.bins for one in samples[1].objects] == [(0, 200, 500, 599), (500, 500, 999, 999)]
+    assert (samples.num_objects, samples.dropped) == (4, {"part of an object outside the image": 2})
+
+
 def test_a_bad_row_is_named_and_left_out_only_on_request(parquet, tmp_path):
     path = parquet([CORNERS], [[1, 2, 3]], [])
     with refused("row-invalid", f"parquet[{path}]:1"):
@@ -206,6 +213,29 @@ def test_a_column_that_is_not_there_is_named(parquet, tmp_path, columns, key):
 def test_a_data_set_that_cannot_be_read_is_named(tmp_path):
     with refused("dataset-unreadable", "custom.dataset.train"):
         load(tmp_path / "gone.parquet", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [("q.csv", "csv", "question,answer\n1 + 1?,2\n"), ("q.jsonl", "json", '{"question": "1 + 1?", "answer": 2}\n')],
+)
+def test_a_file_is_no_source_and_what_the_remedy_says_is_read(tmp_path, monkeypatch, name, kind, text):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    (tmp_path / name).write_text(text)
+    columns = {"prompt": "question", "metadata": ["answer"]}
+    with refused("dataset-unreadable", "custom.dataset.source", remedy=f"source: {kind}, and train: its path"):
+        load_hub_samples(DatasetConfig(source=name, columns=columns), "train", CHATS)
+    (sample,) = load_hub_samples(DatasetConfig(source=kind, train=name, columns=columns), "train", CHATS)
+    assert (sample.messages[-1][1], sample.metadata) == ("1 + 1?", {"answer": 2})
+
+
+@pytest.mark.parametrize("source", ["text", "imagefolder", "q.txt"])
+def test_a_format_that_is_not_read_here_reads_no_working_directory(tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.txt").write_text("1 + 1?\n")
+    with refused("dataset-unreadable", "custom.dataset.source", remedy="parquet, arrow, json, csv are read"):
+        load("train", tmp_path, source=source)
 
 
 BARE = ("custom.train_jsonl=null", "custom.val_jsonl=null", "custom.dataset.source=cppe-5")

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 
 from rollmatch.config.section import Count, Section, Text, as_tuple
 
-FILE_FORMATS = ("parquet", "arrow", "json")
+FILE_FORMATS = ("parquet", "arrow", "json", "csv")
 """Sources whose ``train`` and ``val`` are files."""
 
 
@@ -41,7 +41,7 @@ class DatasetConfig(Section):
     """A data set that the package datasets reads, without conversion."""
 
     source: Text = Field(examples=["cppe-5"])
-    """Hub id, local directory, or parquet, arrow or json: then train and val name files."""
+    """Hub id, local directory, or parquet, arrow, json or csv: then train and val name files."""
     name: Text | None = None
     """Configuration of the data set on the hub."""
     revision: Text | None = None

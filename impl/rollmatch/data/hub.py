@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import xxhash
 
 from rollmatch.config.dataset import FILE_FORMATS, DatasetConfig
-from rollmatch.data.formats.native import to_bins, why_without_area
+from rollmatch.data.formats.native import CUT, is_cut, to_bins, why_without_area
 from rollmatch.data.image import ImageUnreadable, read_header
 from rollmatch.data.jsonl import LAZY_ABOVE, BadSamples, ReadRules
 from rollmatch.data.lazy import MOST_SPREAD, LazySamples
@@ -119,6 +120,8 @@ class HubRows:
         objects, crowds = list[dict[str, Any]](), list[dict[str, Any]]()
         for box, desc, flag in zip(boxes, descs, flags, strict=True):
             corners = self._corners(box, size)
+            if is_cut(corners, size):
+                self.dropped[CUT] += 1
             if (reason := why_without_area(corners, size)) is not None:
                 self.dropped[reason] += 1
                 continue
@@ -157,6 +160,7 @@ def _load(config: DatasetConfig, split: str) -> Any:
     except ImportError as error:
         problem, remedy = "needs the package datasets, which is not installed", "Install it: pip install 'datasets>=4'."
         raise ConfigError(problem, code="package-missing", key=SECTION, remedy=remedy) from error
+    _check_source(config, split)
     datasets.disable_progress_bars()
     wanted = getattr(config, split)
     files = {"data_files": wanted} if config.source in FILE_FORMATS else {}
@@ -179,14 +183,30 @@ def _load(config: DatasetConfig, split: str) -> Any:
     except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = first_line(error) or repr(error)
         remedy = "Correct source, name, revision or the split; a hub id needs a network, or its files in the cache."
-        if Path(config.source).is_file():
-            remedy = (
-                f"Write source: {Path(config.source).suffix.lstrip('.').replace('jsonl', 'json')}, and train: its path."
-            )
         raise ConfigError(
             f"cannot be read: {reason}", code="dataset-unreadable", key=f"{SECTION}.{split}", remedy=remedy
         ) from error
     return table if config.take is None else table.select(range(min(config.take, len(table))))
+
+
+def _check_source(config: DatasetConfig, split: str) -> None:
+    """datasets takes a path for a hub id, and without files a format's name reads the working directory.
+
+    Errors: ``dataset-unreadable``.
+    """
+    name, problem = config.source, None
+    if Path(name).is_file():
+        name, problem = Path(name).suffix.lstrip(".").replace("jsonl", "json"), "is a file"
+    elif name not in FILE_FORMATS and name.isidentifier() and find_spec(f"datasets.packaged_modules.{name}"):
+        problem = f"{name} is a format that is not read here"
+    if problem is not None:
+        known = ", ".join(FILE_FORMATS)
+        remedy = (
+            f"Write source: {name}, and {split}: its path."
+            if name in FILE_FORMATS
+            else f"Convert it; {known} are read."
+        )
+        raise ConfigError(problem, code="dataset-unreadable", key=f"{SECTION}.source", remedy=remedy)
 
 
 def _label_names(features: Any, column: str | None) -> list[str]:

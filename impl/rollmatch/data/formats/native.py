@@ -79,6 +79,8 @@ class NativeWriter:
             self.summary.without_box[one.desc] = False
             return {"desc": one.desc, "poly": list(outline)}
         box = to_bins(one.box, size)
+        if is_cut(one.box, size):
+            self.summary.dropped[CUT] += 1
         if (reason := why_without_area(one.box, size)) is not None:
             self.summary.dropped[reason] += 1
             self.summary.without_box.setdefault(one.desc, True)
@@ -156,6 +158,20 @@ def to_bins(values: Sequence[float], size: tuple[int, int]) -> tuple[int, ...]:
     last = [side - 1 for side in size]
     clipped = (min(max(value, 0), last[place % 2]) for place, value in enumerate(values))
     return tuple(round(value * scales[place % 2]) for place, value in enumerate(clipped))
+
+
+CUT = "part of an object outside the image"
+"""What ``to_bins`` leaves out of a box that ``is_cut``."""
+
+
+def is_cut(box: Sequence[float], size: tuple[int, int]) -> bool:
+    """Whether a box [x1, y1, x2, y2] in pixels has an area inside the image and reaches over its edge by a pixel.
+
+    >>> [is_cut(box, (100, 100)) for box in ((0, 0, 100.5, 100), (0, 0, 101, 100), (200, 0, 300, 9))]
+    [False, True, False]
+    """
+    reach = max(-box[0], -box[1], box[2] - size[0], box[3] - size[1])
+    return reach >= 1 and why_without_area(box, size) is None
 
 
 def why_without_area(box: Sequence[float], size: tuple[int, int]) -> str | None:
