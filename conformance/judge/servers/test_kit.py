@@ -62,6 +62,7 @@ def run_action(runner, folder, **inputs):
     return done.returncode, output
 
 
+@pytest.mark.wide
 @pytest.mark.scenario("judging/the-steps-of-the-action", clauses=["judging/others-run-the-judge-in-their-ci#1"])
 def test_the_steps_of_the_action_judge_a_server(runner, tmp_path):
     (tmp_path / "gaps.yaml").write_text(GAPS)

@@ -45,6 +45,9 @@ ASKED = [
     and check.check_id not in RECORDED_ONLY
     and (dialect == "swift" or check.check_id in OF_LEARNERS)
 ]
+COSTLY = {("swift", "every-tensor-is-updated"), ("native", "running-calls-survive-an-update")}
+COSTLY |= {("trl", name) for name in OF_LEARNERS - {"new-weights-are-served"}}
+"""Five seconds and more: asked where ``wide`` tests run."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,15 @@ def policies(instance):
     return made
 
 
-@pytest.mark.parametrize(("dialect", "check"), ASKED, ids=[f"{dialect}-{check.check_id}" for dialect, check in ASKED])
+@pytest.mark.parametrize(
+    ("dialect", "check"),
+    [
+        pytest.param(
+            name, check, id=f"{name}-{check.check_id}", marks=[pytest.mark.wide] * ((name, check.check_id) in COSTLY)
+        )
+        for name, check in ASKED
+    ],
+)
 def test_it_passes(instance, policies, dialect, check):
     subject = Subject(
         name="rollmatch",

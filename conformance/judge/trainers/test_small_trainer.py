@@ -104,7 +104,9 @@ def native_bench():
 
 
 @pytest.mark.scenario("judging/a-correct-trainer", clauses=["judging/a-trainer-is-judged-by-what-arrives#1"])
-@pytest.mark.parametrize("dialect", ["native", "swift", "trl", "vllm"])
+@pytest.mark.parametrize(
+    "dialect", ["native", "swift", *(pytest.param(name, marks=pytest.mark.wide) for name in ("trl", "vllm"))]
+)
 def test_a_correct_trainer_passes(dialect, request):
     kept = {"swift": "bench", "native": "native_bench"}
     made = request.getfixturevalue(kept[dialect]) if dialect in kept else TrainerBench(dialect)

@@ -118,8 +118,11 @@ def test_the_sampled_token_s_advantage_is_how_much_likelier_the_teacher_finds_it
     "distillation/a-damaged-policy-learns-from-its-better-self",
     clauses=["distillation/a-teacher-judges-the-policy-s-own-completions#2,9"],
 )
-@pytest.mark.parametrize("tuner", ["full", "lora"])
-@pytest.mark.parametrize("loss", [(), DIVERGENCE], ids=["sampled", "divergence"])
+@pytest.mark.parametrize(
+    ("loss", "tuner"),
+    [((), "lora"), (DIVERGENCE, "full")],
+    ids=["sampled-lora", "divergence-full"],
+)
 def test_a_damaged_policy_learns_from_its_better_self(tmp_path, loss, tuner):
     rate = {"full": 0.0003, "lora": 0.001}[tuner]
     many = ("training.per_device_train_batch_size=16", "custom.extra.grpo.num_generations=4", "training.max_steps=12")

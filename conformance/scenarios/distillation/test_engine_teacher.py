@@ -38,7 +38,10 @@ def ours(tmp_path_factory):
         yield instance.url
 
 
-@pytest.fixture(scope="module", params=[stock, ours], ids=["vllm serve", "rollmatch serve"])
+SERVERS = [pytest.param(stock, id="vllm serve", marks=pytest.mark.wide), pytest.param(ours, id="rollmatch serve")]
+
+
+@pytest.fixture(scope="module", params=SERVERS)
 def url(request, tmp_path_factory):
     with request.param(tmp_path_factory) as found:
         yield found

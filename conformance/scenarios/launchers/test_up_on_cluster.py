@@ -227,6 +227,7 @@ def test_nothing_of_the_run_is_left(run):
         requests.get(f"{run.url}/health/", timeout=10)
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "launchers/a-cluster-is-too-small", clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#12"]
 )
@@ -239,6 +240,7 @@ def test_a_cluster_that_is_too_small_is_refused_with_its_numbers(tmp_path, nodes
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(clauses=["launchers/one-command-runs-a-configuration-on-a-cluster#7"])
 def test_a_server_that_is_lost_too_often_ends_the_run(tmp_path, nodes):
     _, overrides = overrides_of(tmp_path / "run", steps=STEPS)

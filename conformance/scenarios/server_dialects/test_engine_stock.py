@@ -101,6 +101,7 @@ def backend(stock):
     made.close()
 
 
+@pytest.mark.wide
 def test_a_learner_takes_a_step_on_pictures_and_leaves_room_for_the_next(stock, tmp_path):
     """First: the server takes one learner at a time."""
     take_steps(CONFIG, stock, tmp_path, limits=("custom.extra.rollout_matching.max_new_tokens=48",))

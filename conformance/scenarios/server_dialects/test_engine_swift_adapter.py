@@ -77,6 +77,7 @@ def test_an_adapter_that_fits_no_weight_is_refused_and_the_next_one_arrives(atta
     assert server.version == version + 1
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(clauses=["weight-sync/a-failed-adapter-sync-falls-back-once-and-for-all#9"])
 def test_our_learner_sends_adapters_alone_after_it_has_seen_their_effect(tmp_path, scene_requests):
     with running(tmp_path / "log", enable_lora=True, drain_s=0.1) as own:

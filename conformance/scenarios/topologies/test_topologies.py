@@ -21,7 +21,8 @@ STEPS = 10
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
     """Three replicas and one learner, ten steps of rollout matching."""
-    return run_division(tmp_path_factory.mktemp("three"), MATCHING, replicas="0,1,2", learners="3", steps=STEPS)
+    folder = tmp_path_factory.mktemp("three")
+    return run_division(folder, MATCHING, replicas="0,1,2", learners="3", steps=STEPS, lists_server=False)
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +45,20 @@ def six(tmp_path_factory):
 )
 def test_three_replicas_only_generate_and_one_learner_only_learns(three):
     check_who_did_what(three, num_replicas=3, num_ranks=1)
-    assert "rollmatch.server.replica" in three.server_modules
-    assert not LEARNING & three.server_modules
     events = first_step(three.journal(num_ranks=1))
     assert [(each["version"], each["mode"]) for each in kinds_of(events, "synced")] == [(1, "full")]
     assert {each["policy_version"] for each in kinds_of(events, "generated")} == {1}
     assert len(kinds_of(events, "packed")) == 1
     assert {path.parts[0] for path in three.weight_files} == {f"checkpoint-{STEPS}"}, "weights went over the wire only"
+
+
+@pytest.mark.engine
+@pytest.mark.wide
+@pytest.mark.scenario(clauses=["rollout-server/a-rollout-server-only-generates#1"])
+def test_a_server_loads_nothing_that_learns(tmp_path):
+    division = run_division(tmp_path, MATCHING, replicas="0", learners="1", steps=1)
+    assert "rollmatch.server.replica" in division.server_modules
+    assert not LEARNING & division.server_modules
 
 
 @pytest.mark.engine

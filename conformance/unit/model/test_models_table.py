@@ -30,14 +30,27 @@ def test_the_page_is_made_from_the_results(results):
     assert PAGE.read_text() == render(results)
 
 
-@pytest.mark.parametrize("name", REAL_MODELS)
+EVERY_DAY = ("qwen3_vl", "gemma3_text", "llama2", "mistral_v3")
+"""One of each kind of tokenizer; ``wide`` tests try the others."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.wide] * (name not in EVERY_DAY)) for name in REAL_MODELS]
+)
 def test_what_concerns_its_tokenizers_is_tried_every_time(results, name, tmp_path):
     trials = Trials(name, tmp_path)
     tried = {column: outcome_of(getattr(trials, column)) for column in OF_TOKENIZERS}
     assert tried == {column: results["rows"][name][column] for column in OF_TOKENIZERS}, f"try again: {AGAIN} {name}"
 
 
-@pytest.mark.parametrize("name", [pytest.param("gemma3_text", marks=pytest.mark.wide), "mistral_v3", "qwen3_vl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("gemma3_text", marks=pytest.mark.wide),
+        "mistral_v3",
+        pytest.param("qwen3_vl", marks=pytest.mark.wide),
+    ],
+)
 def test_what_concerns_weights_is_tried_for_one_of_each_kind_of_tokenizer(results, name, tmp_path):
     trials = Trials(name, tmp_path)
     tried = {column: outcome_of(getattr(trials, column)) for column in OF_WEIGHTS}

@@ -26,7 +26,7 @@ from rollmatch.rollout.fence import Counted, SyncMode
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.weights.named_weights import named_weights
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.wide]
 LANGUAGE = r"model\.language_model\..*\.(q_proj|v_proj|down_proj)"
 WORKER = ("-m", "conformance.unit.rollout.test_tensor_parallel")
 

@@ -28,7 +28,6 @@ RUNS = {
         *(*SHORT_STEPS, "custom.extra.rollout_matching.decoding.temperature=1"),
     ),
     "lora": (*ADAPTERS, "training.learning_rate=0.05"),
-    "dora": (*ADAPTERS, "training.learning_rate=0.05", "tuner.use_dora=true"),
 }
 
 
@@ -42,7 +41,7 @@ def command_of(folder):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The directories of three runs, done beside each other, as starting takes longest."""
+    """The directories of two runs, done beside each other, as starting takes longest."""
     folder = tmp_path_factory.mktemp("colocate")
     with ExitStack() as stack:
         running = [stack.enter_context(started(command_of(folder / name), folder / f"{name}.txt")) for name in RUNS]
@@ -100,17 +99,16 @@ def test_sampled_prompts_that_do_not_fit_into_a_step_together_are_not_split(run)
     assert sum(map(len, prompts)) > 512 > max(map(len, prompts)) + MAX_NEW_TOKENS
 
 
-@pytest.mark.parametrize("name", ["lora", "dora"])
-def test_adapters_arrive_merged_in_the_engine(name, runs):
+def test_adapters_arrive_merged_in_the_engine(runs):
     """After one long step the engine answers as the model that the checkpoint holds."""
     answers = {
         step: [scene["response_text"] for scene in evaluation["scenes"]]
         for step in (0, 1)
-        for evaluation in [json.loads((runs / name / f"evaluations/step-{step:06d}.json").read_text())]
+        for evaluation in [json.loads((runs / f"lora/evaluations/step-{step:06d}.json").read_text())]
     }
     base = load_model()
     assert answers[0] == greedy(base)
-    assert answers[1] == greedy(PeftModel.from_pretrained(base, runs / name / "checkpoint-1").eval())
+    assert answers[1] == greedy(PeftModel.from_pretrained(base, runs / "lora/checkpoint-1").eval())
     assert sum(before != after for before, after in zip(answers[0], answers[1], strict=True)) > 4
 
 

@@ -170,6 +170,7 @@ def test_what_cannot_be_exported_is_named(tmp_path, capsys):
     assert "output-exists" in refused("--checkpoint", str(run / "checkpoint-1"))
 
 
+@pytest.mark.wide
 @pytest.mark.engine
 def test_vllm_answers_as_the_policy(exported):
     check_vllm_writes_as_transformers_does(exported / "out", [1, 2, 3, 4])

@@ -103,6 +103,7 @@ def run(folder, text, rows, *, is_replaced):
     return list(read_journal(Path(journal)))
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(clauses=["grpo-server-mode/grpo-trainer-takes-the-arguments-of-trl#4"])
 @pytest.mark.engine
 def test_the_example_of_the_readme_runs_on_defaults(tmp_path):

@@ -35,6 +35,7 @@ def client(instance):
     made.close_communicator()
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#9"])
 def test_a_tied_head_may_come_last_if_it_is_the_embedding(client):
     """As with TRL's FSDP2 path, which sends a state dict."""

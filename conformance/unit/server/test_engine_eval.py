@@ -29,6 +29,7 @@ def evaluated(out, *overrides):
     )
 
 
+@pytest.mark.wide
 def test_a_server_and_an_engine_of_its_own_evaluate_as_transformers_does(instance, tmp_path):
     served = f"{LONG}vllm.server={{base_url: '{instance.url}', group_port: {free_port()}}}"
     metrics, boxes, scores = evaluated(tmp_path / "hf", *HF, f"{LONG}max_new_tokens=64")
