@@ -19,8 +19,8 @@ from conformance.oracle.script import BOXES, NAMES
 
 @pytest.mark.slow
 def test_drawn_runs_agree_with_the_oracle(capsys):
-    """15 draws, 150 in CI, as far as four minutes go; always of one seed: the command above looks for new ones."""
-    draws = 150 if "ROLLMATCH_STRICT" in os.environ else 15
+    """12 draws, 150 in CI, as far as four minutes go; always of one seed: the command above looks for new ones."""
+    draws = 150 if "ROLLMATCH_STRICT" in os.environ else 12
     options = SimpleNamespace(draws=draws, seconds=240, seed=7, ranks=None, shrink_seconds=60)
     assert search(options) == 0, capsys.readouterr().out
 
@@ -78,7 +78,12 @@ def test_two_ranks_send_a_stock_server_the_weights_of_a_step_once(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("in_flight", "further"),
-    [("wait", {"resume": 2}), ("keep", {"resume": 1}), ("restart", {}), ("keep", {"ranks": 2})],
+    [
+        pytest.param("wait", {"resume": 2}, marks=pytest.mark.wide),
+        ("keep", {"resume": 1}),
+        ("restart", {}),
+        pytest.param("keep", {"ranks": 2}, marks=pytest.mark.wide),
+    ],
 )
 def test_episodes_ahead_agree_with_the_oracle(in_flight, further, tmp_path):
     """Environments that take up to 0.3 s a call, two servers; resumed from a checkpoint, or on two ranks."""
@@ -86,7 +91,9 @@ def test_episodes_ahead_agree_with_the_oracle(in_flight, further, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("further", [{}, {"resume": 2}, {"ranks": 2}])
+@pytest.mark.parametrize(
+    "further", [{}, *(pytest.param(each, marks=pytest.mark.wide) for each in ({"resume": 2}, {"ranks": 2}))]
+)
 def test_steps_that_take_the_first_complete_groups_agree_with_the_oracle(further, tmp_path):
     """One window in advance, two late; an epoch ends with a smaller step."""
     keys = {f"{R}.max_staleness": 3, f"{R}.late_windows": 2, f"{R}.vllm.sync.in_flight": "keep"}

@@ -124,6 +124,7 @@ print(sklearn.metrics.roc_curve.__name__, datasets.Dataset.__name__)
 """
 
 
+@pytest.mark.wide
 def test_what_transformers_loads_for_nothing_is_left_out_while_loading_and_there_afterwards():
     assert run(UNNEEDED) == (0, ["roc_curve Dataset"])
 

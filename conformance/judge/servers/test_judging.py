@@ -157,6 +157,7 @@ def test_the_matrix_has_a_cell_for_every_recorded_server(tmp_path):
     assert rows["servers/greedy-repeats"].keys() >= {"rollmatch-trl-0.2.0", "trl-1.10.0"}
 
 
+@pytest.mark.wide
 def test_gpu_tests_without_gpus_are_not_testable_and_fail(tmp_path):
     test = tmp_path / "test_four.py"
     test.write_text("import pytest\n\n@pytest.mark.gpu(4)\ndef test_four():\n    assert True\n")

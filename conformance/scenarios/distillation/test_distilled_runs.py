@@ -34,15 +34,8 @@ AVERAGE = [{"self": True, "prompt": "{question}{a}", "average": 0.5}]
 BY_KIND = [{"when": {"kind": 1}}, *ITSELF]
 RUNS = {
     "ranks-lora-packed": ({"ranks": 2, "servers": [{}, {}]}, PACKED | LORA | DIVERGENCE, BY_KIND),
-    "ranks-average": ({"ranks": 2, "servers": [{}]}, {}, AVERAGE),
     "ahead-sampled": ({"servers": [{}, {}]}, {f"{R}.overlap": "ahead", f"{R}.max_staleness": 1}, ITSELF),
-    "ahead-reused": (
-        {"servers": [{}]},
-        DIVERGENCE | {f"{R}.overlap": "ahead", f"{R}.max_staleness": 3, f"{G}.steps_per_generation": 2},
-        BEFORE,
-    ),
     "resumed-lora-average": ({"servers": [{}], "resume": 2}, LORA | DIVERGENCE, AVERAGE),
-    "resumed-packed-reused": ({"servers": [{}], "resume": 1}, PACKED | {f"{G}.steps_per_generation": 2}, BEFORE),
     "given-resumed": (
         {"servers": [{}], "resume": 2},
         DIVERGENCE | {f"{D}.lmbda": 0.5, f"{D}.answers": "{a}", f"{T}.seed": 3},

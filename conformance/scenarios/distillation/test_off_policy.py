@@ -17,7 +17,7 @@ from conformance.doubles.distilled import (
     samples,
     steps_of,
 )
-from conformance.doubles.small_run import events, weights_of
+from conformance.doubles.small_run import events
 
 D, G = "custom.extra.distill.", "custom.extra.grpo."
 ONE = f"{G}num_generations=1"
@@ -56,28 +56,6 @@ def test_no_step_generates(tmp_path, way):
     (step,) = steps_of(trainer)
     assert step["divergence"] == pytest.approx(torch.cat(found).mean().item(), rel=1e-4)
     assert step["rollout_tokens"] == 0
-
-
-@pytest.mark.scenario(clauses=["distillation/some-steps-may-learn-from-answers-of-the-data-set#1"])
-def test_which_steps_generate_follows_from_the_seed(tmp_path):
-    """About half of them, others with another seed, and the same after a resume, which ends with the same weights."""
-    found = []
-    for seed in (1, 2):
-        folder = tmp_path / str(seed)
-        options = ("training.max_steps=8", "training.save_steps=3", "training.save_total_limit=null", f"{KEY}=0.5")
-        options = (*options, f"training.seed={seed}")
-        whole = make_trainer(folder, PROMPTED, *DIVERGENCE, *ANSWERS, *options)
-        whole.train()
-        generated = [event["step"] for event in events(whole, "generated")]
-        given = [event["step"] for event in events(whole, "given")]
-        assert sorted(generated + given) == list(range(8))
-        assert 1 < len(given) < 7
-        found.append(given)
-    assert found[0] != found[1]
-    again = make_trainer(folder, PROMPTED, *DIVERGENCE, *ANSWERS, *options)
-    again.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
-    ours, theirs = weights_of(whole.model), weights_of(again.model)
-    assert all(torch.equal(theirs[name], weight) for name, weight in ours.items())
 
 
 DISTILL = ("custom.trainer_variant=distill", "~.decoding.temperature=1", f"{D}teachers=[{{model: a}}]", ONE)

@@ -95,7 +95,6 @@ KEYS = PLAIN | {
 }
 PACKED = {f"{T}.packing": True, "model.attn_impl": "packed", f"{T}.gradient_accumulation_steps": 1}
 RUNS = {
-    "reused-and-resumed": ({"resume": 1}, {f"{G}.steps_per_generation": 2, f"{R}.max_new_tokens": 1}),
     "failing-rewards": ({}, {f"{G}.rewards": [{"function": "conformance.oracle.rewards:fails"}]}),
     "two-ranks-packed": ({"servers": [{}, {}], "ranks": 2}, PACKED | {f"{R}.max_new_tokens": 1}),
 }

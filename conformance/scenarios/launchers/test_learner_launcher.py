@@ -204,6 +204,7 @@ def test_a_killed_torchrun_takes_its_ranks_along(tmp_path):
         rank.wait(timeout=30)
 
 
+@pytest.mark.wide
 def test_two_gpus_are_two_ranks_and_a_signal_leaves_a_checkpoint(tmp_path):
     out = tmp_path / "run"
     overrides = (*HF, f"training.output_dir={out}", "training.max_steps=60", "training.per_device_train_batch_size=2")

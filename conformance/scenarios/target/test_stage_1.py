@@ -21,8 +21,10 @@ SERVERS = (f"{LONG}vllm.mode=server", f"{LONG}vllm.server={{base_url: http://127
 @pytest.mark.scenario(
     "target/a-step-of-stage-1", clauses=["target/stage-1-teaches-the-true-answer-without-rollouts#1,2"]
 )
-@pytest.mark.parametrize("answer_format", ["coord_tokens", "integers", "qwen3_vl", "qwen2_5_vl"])
-@pytest.mark.parametrize("packing", ["true", "false"])
+@pytest.mark.parametrize(
+    ("answer_format", "packing"),
+    [("coord_tokens", "true"), ("integers", "false"), ("qwen3_vl", "true"), ("qwen2_5_vl", "false")],
+)
 def test_a_step_of_stage_1_teaches_whole_answers(answer_format, packing, tmp_path):
     samples = scenes("train")[:4]
     trainer = make_trainer(

@@ -149,7 +149,7 @@ def push_adapter(sender, server, model):
     assert server.version == version
 
 
-@pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize("use_dora", [pytest.param(False, marks=pytest.mark.wide), True], ids=["lora", "dora"])
 def test_an_adapter_is_merged_into_what_is_served_and_announced_by_name_afterwards(
     sender, server, policies, scene_batch, greedy, use_dora, monkeypatch
 ):

@@ -23,6 +23,7 @@ def made(tmp_path_factory):
     return make(tmp_path_factory.mktemp("detector") / "a")
 
 
+@pytest.mark.wide
 def test_images_and_annotations_follow_from_the_seed(made, tmp_path):
     again, other = make(tmp_path / "b"), make(tmp_path / "c", seed=1)
     for name in ("train.json", "val.json", "train/00003.jpg"):

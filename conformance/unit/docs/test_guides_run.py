@@ -29,7 +29,8 @@ def blocks():
     return dict(found)
 
 
-@pytest.mark.parametrize("length", [pytest.param(4096, marks=pytest.mark.wide), 600])
+@pytest.mark.wide
+@pytest.mark.parametrize("length", [4096, 600])
 def test_the_stages_of_the_detector_guide_run(tmp_path, monkeypatch, capsys, length):
     """Also where a row takes one of the sixteen segments of a step."""
     monkeypatch.chdir(tmp_path)

@@ -77,7 +77,7 @@ def learn(model, row, images):
 @pytest.mark.parametrize(
     ("adapter", "checkpointed", "backend"),
     [
-        (None, True, "aot_eager"),
+        pytest.param(None, True, "aot_eager", marks=pytest.mark.wide),
         ({}, True, "eager"),
         pytest.param({"use_dora": True}, False, "eager", marks=pytest.mark.wide),
     ],

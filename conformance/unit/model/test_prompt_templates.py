@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -13,6 +14,13 @@ from rollmatch.data import load_samples
 from rollmatch.data.jsonl import SystemMessages
 from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.records import Sample
+
+
+@cache
+def template_of(name, **chat):
+    """Of a real tokenizer."""
+    return Template(fetch_tokenizer(name), system="", user="", any_chat=True, options=TemplateOptions(chat=chat))
+
 
 ASKED = Sample(sample_id=0, origin="x.jsonl:7", images=(), messages=(("system", "Be brief."), ("user", "2+2?")))
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": {}}}
@@ -71,14 +79,14 @@ def test_a_template_gets_texts_or_parts_as_it_takes_them(tmp_path, messages):
 
 @pytest.mark.parametrize("name", ["qwen3", "llama3_1", "mistral_nemo", "mistral_v3", "gptoss"])
 def test_real_templates_write_tools(name):
-    template = Template(fetch_tokenizer(name), system="", user="", any_chat=True)
+    template = template_of(name)
     sample = replace(ASKED, tools=(TOOL,))
     assert "add" in template.vocabulary.text(template.prompt_token_ids(sample))
 
 
 @pytest.mark.parametrize("name", ["llama3", "gemma3", "deepseek_v3", "llama2", "smollm2"])
 def test_real_templates_that_leave_tools_out_are_refused(name):
-    template = Template(fetch_tokenizer(name), system="", user="", any_chat=True)
+    template = template_of(name)
     with refused("prompt-not-rendered", "x.jsonl:7", problem="the tool add"):
         template.prompt_token_ids(replace(ASKED, tools=(TOOL,)))
 
@@ -130,7 +138,7 @@ def test_calls_of_tools_reach_the_chat_template(tmp_path):
     ],
 )
 def test_an_episode_of_a_real_model_is_the_whole_chat_or_refused(name, chat, problem):
-    template = Template(fetch_tokenizer(name), system="", user="", any_chat=True, options=TemplateOptions(chat=chat))
+    template = template_of(name, **chat)
     if problem:
         with refused("turns-not-rendered", "model.model", problem=problem, remedy="text"):
             template.reply_token_ids("no", is_stopped=True)
@@ -147,7 +155,7 @@ def test_an_episode_of_a_real_model_is_the_whole_chat_or_refused(name, chat, pro
 @pytest.mark.parametrize("fields", [{"messages": ASKED.messages}, {"tools": (TOOL,)}], ids=["system", "tools"])
 @pytest.mark.parametrize(("name", "is_refused"), [("mistral_nemo", True), ("llama3_1", False), ("qwen3_vl", False)])
 def test_a_template_that_moves_the_prompt_behind_a_turn_is_refused_with_the_sample(name, is_refused, fields):
-    template = Template(fetch_tokenizer(name), system="", user="", any_chat=True)
+    template = template_of(name)
     plain = replace(ASKED, messages=ASKED.messages[1:])
     template.check_turns(plain)
     if is_refused:

@@ -93,6 +93,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.wide
 def test_memory_of_the_process_that_forks_readers_does_not_count(tmp_path):
     (tmp_path / "held.py").write_text("memory = bytearray(3 << 30)\n")  # reserved, not used
     (tmp_path / "large.py").write_text(LARGE)

@@ -26,9 +26,7 @@ NOT_RUN = "NOT RUN: 1 wide tests; -m wide runs them, ROLLMATCH_STRICT=1 runs all
     ("options", "strict", "passed"),
     [
         ((), "", 1),
-        (("-n", "2"), "", 1),
         ((), "1", 2),
-        (("-m", "wide"), "", 1),
         (("-m", "not wide"), "", 1),
         (("-m", "wide or not wide", "-n", "2"), "", 2),
     ],
