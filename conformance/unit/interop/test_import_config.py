@@ -1,6 +1,7 @@
 """Configurations of TRL and ms-swift become ours, and what has no counterpart is listed."""
 
 import json
+import re
 import shlex
 from typing import get_args
 
@@ -13,6 +14,7 @@ from conformance.doubles.digits import ROOT
 from conformance.doubles.refusals import refused
 from rollmatch.cli.main import main
 from rollmatch.config import load_config
+from rollmatch.errors import ConfigError
 from rollmatch.interop.import_config import GRPO, MATCHING, SERVER, convert, read_source
 
 TRL = {
@@ -237,8 +239,12 @@ def test_a_step_keeps_its_number_of_completions(size, accumulation, group):
         "num_generations": group,
     }
     if size * accumulation % group:
-        with refused("import-batch"):
+        with pytest.raises(ConfigError, match="of one process are no whole number") as caught:
             convert("trl", fields)
+        assert caught.value.code == "import-batch"
+        fewer, steps = map(int, re.search(r"(\d+) times fewer .* (\d+)\.$", caught.value.remedy).groups())
+        assert steps == accumulation * fewer
+        assert convert("trl", fields | {"gradient_accumulation_steps": steps}).keys
         return
     keys = convert("trl", fields).keys
     prompts = keys["training.per_device_train_batch_size"] * keys["training.gradient_accumulation_steps"]
@@ -267,6 +273,42 @@ def test_a_yaml_is_known_by_the_names_that_only_one_of_both_has(tmp_path, fields
 def test_what_is_no_configuration_is_refused(words):
     with refused("import-source-unreadable", "SOURCE"):
         read_source(words)
+
+
+@pytest.mark.parametrize("text", ["{model: {model: m}}", "{extends: base.yaml}", "{rollout: {max_new_tokens: 8}}"])
+def test_our_own_configuration_is_not_taken_for_another(tmp_path, text):
+    (tmp_path / "own.yaml").write_text(text)
+    with refused("import-source-unreadable", "SOURCE", problem="is a configuration of rollmatch already"):
+        read_source([str(tmp_path / "own.yaml")])
+
+
+def test_variables_before_a_command_are_read():
+    """As in ms-swift's examples; how many processes there are is said to ``rollmatch train``."""
+    words = ["MAX_PIXELS=602112", "NPROC_PER_NODE=8", "swift", "rlhf", "--rlhf_type", "grpo", "--model", "M"]
+    made = convert(*read_source(words))
+    assert made.keys["model.processor_kwargs.max_pixels"] == 602112
+    assert made.left_out == {}
+
+
+def test_a_script_s_data_set_is_read(tmp_path):
+    path = tmp_path / "train_it.py"
+    path.write_text(
+        """
+from datasets import load_dataset
+from trl import GRPOConfig
+rows = load_dataset("openai/gsm8k", "main", split="train[:90%]").map(to_chat)
+held = load_dataset("openai/gsm8k", "main", split="test")
+args = GRPOConfig(output_dir="out", eval_strategy="steps", eval_steps=5)
+"""
+    )
+    made = convert(*read_source([str(path)]))
+    of = {name: made.keys[f"custom.dataset.{name}"] for name in ("source", "name", "train", "val")}
+    assert of == {"source": "openai/gsm8k", "name": "main", "train": "train[:90%]", "val": "test"}
+    assert made.keys["training.eval_steps"] == 5
+    assert "rows that map() makes are not seen" in made.text()
+    path.write_text('GRPOConfig(output_dir="o")\nrows = load_dataset("json", data_files="a.json", split="train")\n')
+    keys = convert(*read_source([str(path)])).keys
+    assert (keys["custom.dataset.source"], keys["custom.dataset.train"]) == ("json", "a.json")
 
 
 def test_a_yaml_of_a_command_line_gives_way_to_its_options(tmp_path):

@@ -6,16 +6,19 @@ are in ``import_tables``.
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import yaml
 
 from rollmatch.config.connection import FIRST_GROUP_PORT
 from rollmatch.config.layers import nested
+from rollmatch.config.training import Reporter
 from rollmatch.errors import ConfigError
 from rollmatch.interop.import_source import read_source
 from rollmatch.interop.import_tables import (
@@ -36,6 +39,7 @@ from rollmatch.interop.import_tables import (
     STRATEGIES,
     SWIFT,
     SWIFT_BATCH,
+    SWIFT_REWARDS,
     SWIFT_ROUNDS,
     TRL,
     TRL_REWARDS,
@@ -95,17 +99,33 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
     if kind == "trl" and given.get("loss_type") == "cispo":
         made.left_out.pop("loss_type")
         _convert_cispo(made, given)
-    room = _whole(given.get("max_prompt_length", PROMPT_ROOM)) + _whole(given["max_completion_length"])
-    made.keys.setdefault("global_max_length", room)
-    if fields.get("max_prompt_length") is not None:  # both cut prompts at their beginning
-        made.keys["overlong"] = "truncate_left"
+    _convert_lengths(made, given)
     if given.get("use_peft"):
         made.keys["tuner.train_type"] = "lora"
+    if kind == "swift" and given.get("torch_dtype") == "bfloat16":
+        made.keys.setdefault("training.bf16", True)
+    if kind == "swift" and not {"val_dataset", "split_dataset_ratio"} & fields.keys():
+        made.keys.pop("training.eval_steps", None)
     if kind == "trl" or {"eval_strategy", "evaluation_strategy"} & fields.keys():  # ms-swift's follows from its data
         _convert_evaluation(made, fields)
     unasked = DEFAULTS[kind].keys() - fields.keys()
     made.left_out = {name: reason for name, reason in made.left_out.items() if name not in unasked}
     return made
+
+
+def _convert_lengths(made: Imported, given: Mapping[str, object]) -> None:
+    """ms-swift's ``max_length`` limits prompts here; without a limit, the engine's length holds both."""
+    limit, longest = given.get("max_prompt_length") or given.get("max_length"), made.keys.get(f"{VLLM}.max_model_len")
+    room = _whole(limit or PROMPT_ROOM) + _whole(given["max_completion_length"])
+    if longest is not None and limit is None:
+        room = _whole(longest)
+    if longest is not None and _whole(longest) >= room:
+        made.keys.pop(f"{VLLM}.max_model_len")
+    made.keys["global_max_length"] = room
+    if given.get("max_prompt_length") is not None or given.get("truncation_strategy") == "left":
+        made.keys["overlong"] = "truncate_left"
+    elif given.get("max_length") is not None:
+        made.keys["overlong"] = "skip"
 
 
 def _convert_evaluation(made: Imported, fields: Mapping[str, object]) -> None:
@@ -196,8 +216,11 @@ def _convert_batch(made: Imported, given: Mapping[str, object]) -> None:
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
     )
     if size * accumulation % group:
-        problem = f"{size} x {accumulation} completions a step are no whole number of groups of {group}"
-        raise ConfigError(problem, code="import-batch", key="per_device_train_batch_size", remedy="Change one of them.")
+        problem = f"{size} x {accumulation} completions of one process are no whole number of groups of {group}"
+        fewer = group // math.gcd(size * accumulation, group)
+        remedy = f"Here a process takes whole groups; of as many completions in all, {fewer} times fewer processes do "
+        remedy += f"with gradient_accumulation_steps {accumulation * fewer}."
+        raise ConfigError(problem, code="import-batch", key="per_device_train_batch_size", remedy=remedy)
     prompts, steps = (size // group, accumulation) if size % group == 0 else (1, size * accumulation // group)
     made.keys |= {"training.per_device_train_batch_size": prompts, "training.gradient_accumulation_steps": steps}
     if each := given.get("steps_per_generation"):
@@ -213,23 +236,24 @@ def _convert_rewards(made: Imported, given: Mapping[str, object]) -> None:
     named = given.get("reward_weights")
     weights = [1.0] * len(listed) if named is None else named if isinstance(named, list) else [named]
     _check_even(listed, weights, key="reward_weights")
-    made.keys[f"{GRPO}.rewards"] = [
-        {"function": _function_of(name), "weight": weight} for name, weight in zip(listed, weights)
-    ]
-    if unknown := [name for name in listed if ":" not in _function_of(name)]:
+    functions = {name: _function_of(name) for name in listed}
+    entries = [{"function": functions[name], "weight": weight} for name, weight in zip(listed, weights)]
+    if known := [entry for entry in entries if entry["function"] is not None]:
+        made.keys[f"{GRPO}.rewards"] = known
+    if unknown := [name for name in listed if functions[name] is None]:
         made.left_out["reward_funcs"] = f"write {', '.join(unknown)} as module:function"
 
 
-def _function_of(name: str) -> str:
-    """``module:function`` where the name says both.
+def _function_of(name: str) -> str | None:
+    """``module:function``; None where the name does not say it.
 
-    >>> _function_of("think_format_reward"), _function_of("my.rewards.right"), _function_of("accuracy")
-    ('trl.rewards:think_format_reward', 'my.rewards:right', 'accuracy')
+    >>> _function_of("think_format_reward"), _function_of("my.rewards.right"), _function_of("cosine")
+    ('trl.rewards:think_format_reward', 'my.rewards:right', None)
     """
     if name in TRL_REWARDS:
         return f"trl.rewards:{name}"
     module, _, function = name.rpartition(".")
-    return f"{module}:{function}" if module else name
+    return f"{module}:{function}" if module else SWIFT_REWARDS.get(name)
 
 
 def _convert_server(made: Imported, given: Mapping[str, object]) -> None:
@@ -238,7 +262,7 @@ def _convert_server(made: Imported, given: Mapping[str, object]) -> None:
     if f"{SERVER}.base_url" in made.keys:
         made.keys.setdefault(f"{SERVER}.group_port", FIRST_GROUP_PORT)
         return
-    if port is None and "vllm_server_host" not in given:
+    if (port is None and "vllm_server_host" not in given) or given.get("vllm_mode") == "colocate":
         return
     ports = port if isinstance(port, list) else [8000 if port is None else port]
     host = given.get("vllm_server_host", "127.0.0.1")
@@ -261,6 +285,29 @@ def _set_normalize(made: Imported, value: object) -> None:
         made.keys[f"{GRPO}.normalize"] = NORMALIZE[str(value)]
     else:
         made.left_out["loss_type"] = f"{value} has no counterpart; {', '.join(NORMALIZE)} have"
+
+
+def _set_reporters(made: Imported, value: object) -> None:
+    named = value if isinstance(value, list) else [value]
+    if kept := [name for name in named if name in get_args(Reporter)]:
+        made.keys["training.report_to"] = kept
+    if others := [str(name) for name in named if name not in kept]:
+        made.left_out["report_to"] = f"{', '.join(others)} has no counterpart; {', '.join(get_args(Reporter))} have"
+
+
+def _set_system(made: Imported, value: object) -> None:
+    """ms-swift reads the file that it names."""
+    if not str(value).endswith(".txt"):
+        made.keys["custom.prompts.system"] = value
+    elif Path(str(value)).is_file():
+        made.keys["custom.prompts.system"] = Path(str(value)).read_text(encoding="utf-8")
+    else:
+        made.left_out["system"] = f"write the text of {value} in custom.prompts.system"
+
+
+def _set_thinking(made: Imported, value: object) -> None:
+    if value is not None:
+        made.keys["model.chat_template_kwargs.enable_thinking"] = value
 
 
 def _set_importance(made: Imported, value: object) -> None:
@@ -346,6 +393,9 @@ CONVERTED: dict[str, Callable[[Imported, object], None]] = {
     "attn_implementation": _set_attention,
     "attn_impl": _set_attention,
     "adapters": _set_adapter,
+    "report_to": _set_reporters,
+    "system": _set_system,
+    "enable_thinking": _set_thinking,
     "advantage_estimator": _set_baseline,
     "lora_target_modules": _set_targets,
     "target_modules": _set_targets,

@@ -1,11 +1,15 @@
 """What ``rollmatch import-config`` reads: a YAML of TRL or ms-swift, or a command line."""
 
 import ast
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import yaml
 
+from rollmatch.config.layers import EXTENDS, SHORT
+from rollmatch.config.schema import RunConfig
 from rollmatch.errors import ConfigError
 from rollmatch.interop.import_tables import TRL_REWARDS
 from rollmatch.launch.processes import shell_line
@@ -13,8 +17,10 @@ from rollmatch.launch.processes import shell_line
 
 def read_source(words: Sequence[str]) -> tuple[str, dict[str, object]]:
     """(``trl`` or ``swift``, keys) of a command line or a YAML. Errors: ``import-source-unreadable``."""
+    variables = [*takewhile(lambda word: re.match(r"\w+=", word), words)]
+    words = words[len(variables) :] or words
     if words[0] in ("swift", "trl"):
-        fields = read_words(words[2:])
+        fields = read_words([f"--{one}" for one in variables]) | read_words(words[2:])
         inner = fields.pop("config", None)
         return words[0], (_read_yaml(str(inner)) if inner else {}) | fields
     if len(words) > 1:
@@ -53,13 +59,14 @@ def read_words(words: Sequence[str]) -> dict[str, object]:
     return {name: True if not values else values[0] if len(values) == 1 else values for name, values in read.items()}
 
 
+OWN_KEYS = {EXTENDS, *SHORT, *RunConfig.model_fields} - {"model"}
 SCRIPTED = {"GRPOConfig": None, "GRPOTrainer": ("model", "reward_funcs"), "LoraConfig": None}
 """Calls in a script of TRL -> the arguments that are read; None: all."""
 PEFT_NAMES = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
 
 
 def _read_script(path: Path) -> dict[str, object]:
-    """Arguments of GRPOConfig(...), ``GRPOTrainer(...)`` and ``LoraConfig(...)`` that are plain values.
+    """Plain arguments of GRPOConfig(...), GRPOTrainer(...), LoraConfig(...) and load_dataset(...).
 
     Names of functions stay names. Errors: ``import-source-unreadable``.
     """
@@ -69,8 +76,13 @@ def _read_script(path: Path) -> dict[str, object]:
         problem, remedy = f"{path}: {error}", "Give a readable script."
         raise ConfigError(problem, code="import-source-unreadable", key="SOURCE", remedy=remedy) from error
     fields, called = dict[str, object](), False
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda node: (node.lineno, node.end_col_offset or 0)):
         name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+        if name == "map":
+            fields["map"] = True
+        if name == "load_dataset":
+            fields = _dataset_of(call, fields) | fields
         if name not in SCRIPTED:
             continue
         wanted, called = SCRIPTED[name], called or name == "GRPOConfig"
@@ -87,6 +99,16 @@ def _read_script(path: Path) -> dict[str, object]:
     if "model" in fields:
         fields["model_name_or_path"] = fields.pop("model")
     return fields
+
+
+def _dataset_of(call: ast.Call, before: Mapping[str, object]) -> dict[str, object]:
+    """What ``load_dataset(...)`` reads, under TRL's names; a second call is that of the evaluation."""
+    named = dict(zip(("path", "name"), call.args)) | {one.arg: one.value for one in call.keywords if one.arg}
+    read = {name: _value_of(value, "") for name, value in named.items()}
+    part = read.get("data_files", read.get("split"))
+    found = {"dataset_name": read.get("path"), "dataset_config": read.get("name"), "dataset_train_split": part}
+    found = {"dataset_test_split": part} if "dataset_name" in before else found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _value_of(node: ast.expr, module: str) -> object:
@@ -115,4 +137,7 @@ def _read_yaml(path: str) -> dict[str, object]:
             key="SOURCE",
             remedy="Give a YAML of key: value lines.",
         )
+    if OWN_KEYS & fields.keys() or isinstance(fields.get("model"), dict):
+        problem, remedy = f"{path} is a configuration of rollmatch already", "Use it as it is: rollmatch check."
+        raise ConfigError(problem, code="import-source-unreadable", key="SOURCE", remedy=remedy)
     return fields

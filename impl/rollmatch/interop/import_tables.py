@@ -8,7 +8,7 @@ from rollmatch.config.training import TRAINER_KEYS
 
 GRPO, MATCHING = "custom.extra.grpo", "custom.extra.rollout_matching"
 SERVER, VLLM = f"{MATCHING}.vllm.server", f"{MATCHING}.vllm"
-TRAINING = (*TRAINER_KEYS, "eval_steps", "report_to", "gradient_checkpointing")
+TRAINING = (*TRAINER_KEYS, "eval_steps", "gradient_checkpointing")
 OF_TRANSFORMERS = ("lr_scheduler_kwargs", "optim_args", "optim_target_modules", "run_name", "tf32", "ddp_timeout")
 """Fields of ``transformers.TrainingArguments`` that work as they are."""
 TUNER = (
@@ -62,8 +62,7 @@ SWIFT = {
     "model": "model.model",
     "torch_dtype": "model.torch_dtype",
     "lora_rank": "tuner.lora_rank",
-    "max_length": "global_max_length",
-    "system": "custom.prompts.system",
+    "MAX_PIXELS": "model.processor_kwargs.max_pixels",
     "tuner_type": "tuner.train_type",
     "train_type": "tuner.train_type",
     "vllm_max_model_len": f"{VLLM}.max_model_len",
@@ -81,6 +80,8 @@ ATTENTION = {name: name for name in ("sdpa", "eager", "flash_attention_2", "flas
     "flash_attn": "flash_attention_2"
 }
 TRL_REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward")
+SWIFT_REWARDS = {"format": "rollmatch.rewards.swift:format", "accuracy": "trl.rewards:accuracy_reward"}
+"""Names that ms-swift registers -> what judges alike; TRL's reads the same column, by math_verify, too."""
 DEFAULTS: dict[str, dict[str, object]] = {
     "trl": {"learning_rate": 1e-6, "num_generations": 8, "max_completion_length": 512, "temperature": 1.0,
             "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "bf16": True, "num_train_epochs": 3.0,
@@ -115,6 +116,10 @@ USED_TOGETHER = (
     "rlhf_type",
     "use_peft",
     "max_prompt_length",
+    "max_length",
+    "truncation_strategy",
+    "NPROC_PER_NODE",
+    "CUDA_VISIBLE_DEVICES",
     "vllm_importance_sampling_correction",
     "vllm_importance_sampling_cap",
     "vllm_importance_sampling_clip_min",
@@ -153,4 +158,5 @@ REASONS = {
     "multi_objective_aggregation": "rewards are summed by weight, then compared",
     "resume_from_checkpoint": "use rollmatch train --resume",
     "deepspeed_config": "use deepspeed",
+    "map": "rows that map() makes are not seen: write them with to_json, and name that file in custom.train_jsonl",
 }
