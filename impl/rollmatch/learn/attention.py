@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -199,26 +198,36 @@ def _all_at_once(
     dtype = working_dtype(query)
     queries, *seen = (part[0].transpose(0, 1).to(dtype) for part in states)
     if pieces.seen is not None:
-        seen = [_Repeated.apply(part, pieces.seen) for part in seen]  # type: ignore[no-untyped-call]
+        repeats = pieces.seen
+        seen = [_repeated(part, repeats.order, repeats.places, repeats.starts) for part in seen]
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     return kernel(queries, *seen, pieces=pieces, scale=scale)[None]
 
 
-class _Repeated(torch.autograd.Function):
-    """Rows in another order, some several times. The gradients of a row are added as those of a bag of embeddings: in
-    float32, in one order, by one kernel."""
+@torch.library.custom_op("rollmatch::repeated", mutates_args=())
+def _repeated(rows: Tensor, order: Tensor, places: Tensor, starts: Tensor) -> Tensor:
+    """[T, G, D] -> [K, G, D] as ``Seen`` says. An operator, since torch keeps no graph with an autograd function in
+    its cache."""
+    return rows[order]
 
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, seen: "Seen") -> Tensor:
-        ctx.seen = seen
-        return rows[seen.order]
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        places, starts = ctx.seen.places, ctx.seen.starts
-        total: Tensor = functional.embedding_bag(places, grad.flatten(1), starts, mode="sum")
-        return total.view(-1, *grad.shape[1:]), None
+@_repeated.register_fake
+def _(rows: Tensor, order: Tensor, *_: Tensor) -> Tensor:
+    return rows.new_empty(order.shape[0], *rows.shape[1:])
+
+
+def _keep_places(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[2:])
+
+
+def _add_repeated(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    """The gradients of a row are added as a bag of embeddings: in float32, in one order, by one kernel."""
+    places, starts = ctx.saved_tensors
+    total = functional.embedding_bag(places, grad.flatten(1), starts, mode="sum")
+    return total.view(-1, *grad.shape[1:]), None, None, None
+
+
+_repeated.register_autograd(_add_repeated, setup_context=_keep_places)
 
 
 def _check_packed_call(query: Tensor, key: Tensor, sliding_window: int | None) -> None:
