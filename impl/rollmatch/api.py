@@ -18,13 +18,14 @@
 
 import argparse
 import hashlib
+import inspect
 import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rollmatch.config.layers import merge, nested, parse_overrides, read_tree
 from rollmatch.config.load import load_config, make
@@ -77,7 +78,7 @@ class GRPOTrainer:
         train_dataset: Records | None = None,
         eval_dataset: Records | None = None,
         processing_class: object | None = None,
-        callbacks: Sequence[object] = (),
+        callbacks: Sequence[object] | None = None,
         peft_config: object | None = None,
         *,
         config: Config | None = None,
@@ -97,11 +98,12 @@ class GRPOTrainer:
         it name, as on the command line. Errors: ``ConfigError`` with ``given-twice``, ``server-not-used``,
         ``argument-unknown``.
         """
-        check_others(others)
+        check_others(others, [*inspect.signature(GRPOTrainer).parameters][:-1])  # the last are others
         if not isinstance(model, str | Path):
             problem, remedy = f"is {type(model).__name__}", "Pass its directory or hub id: engine and learner load it."
             raise ConfigError(problem, code="argument-unknown", key="model", remedy=remedy)
-        if processing_class is not None and str(getattr(processing_class, "name_or_path", model)) != str(model):
+        tokenizer = getattr(processing_class, "tokenizer", processing_class)  # a processor holds one
+        if processing_class is not None and str(getattr(tokenizer, "name_or_path", "")) != str(model):
             problem, remedy = "is not that of the model", "Save it with the model, and name that directory."
             raise ConfigError(problem, code="argument-unknown", key="processing_class", remedy=remedy)
         if train_dataset is None:
@@ -114,8 +116,8 @@ class GRPOTrainer:
         if peft_config is not None:
             tree = merge(tree, nested(keys_of_peft(peft_config)))
         if config is not None:
-            tree = merge(tree, read_tree(config) if isinstance(config, str | Path) else nested(config))
-        self.callbacks = list(callbacks)
+            tree = merge(tree, _tree_of(config))
+        self.callbacks = [*_as_list(callbacks, "callbacks")]
         arguments = {"model.model": str(model), "custom.trainer_variant": self.variant}
         if use_vllm_server:
             arguments["custom.extra.rollout_matching.rollout_backend"] = "vllm"
@@ -127,8 +129,9 @@ class GRPOTrainer:
             vllm_connection_timeout=vllm_connection_timeout,
         )
         self.config = merge(_with_arguments(tree, arguments), parse_overrides(overrides_of(server)))
-        self.rewards = [reward_funcs] if callable(reward_funcs) or isinstance(reward_funcs, str) else reward_funcs
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.rewards = _entries_of(reward_funcs)
+        self.train_dataset = _as_records(train_dataset, "train_dataset")
+        self.eval_dataset = _as_records(eval_dataset, "eval_dataset")
 
     def add_callback(self, callback: object) -> None:
         """A ``transformers.TrainerCallback``, or a class of it."""
@@ -233,9 +236,9 @@ def train(
     if existing not in get_args(Existing):
         remedy = f"Choose one of {', '.join(get_args(Existing))}."
         raise ConfigError(f"is {existing!r}", code="not-a-choice", key="existing", remedy=remedy)
-    tree = read_tree(config) if isinstance(config, str | Path) else nested(config)
-    tree = _with_rewards(tree, rewards) if rewards else tree
-    given = {"train": train_data, "val": val_data}
+    tree, listed = _tree_of(config), _entries_of(rewards)
+    tree = _with_rewards(tree, listed) if listed else tree
+    given = {"train": _as_records(train_data, "train_data"), "val": _as_records(val_data, "val_data")}
     files = {f"{split}_jsonl": _file_of(data, split, tree) for split, data in given.items() if data is not None}
     tree = merge(tree, {"custom": files})
     made = make(tree)
@@ -257,23 +260,55 @@ def name_of(function: Callable[..., object]) -> str:
     return _name_of_any(function)
 
 
+def _tree_of(config: Config) -> Tree:
+    if isinstance(config, str | Path):
+        return read_tree(config)
+    if not isinstance(config, Mapping):
+        raise _of_type(config, "config", "Pass a mapping of keys, or the path of a YAML file.")
+    return nested(config)
+
+
+def _entries_of(rewards: object) -> list[tuple[Callable[..., object], float]]:
+    """Functions with their weights. Errors: ``ConfigError`` with ``argument-unknown``."""
+    listed = [rewards] if callable(rewards) or isinstance(rewards, str) else _as_list(rewards, "rewards")
+    entries = [one if isinstance(one, tuple) else (one, 1.0) for one in listed]
+    for one in entries:
+        if len(one) != 2 or not (callable(one[0]) or isinstance(one[0], str) or hasattr(one[0], "funcs")):
+            raise _of_type(one[0] if len(one) == 2 else one, "rewards", "Pass functions, or (function, weight).")
+    return entries
+
+
+def _as_list(given: object, key: str) -> Sequence[Any]:
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple):
+        raise _of_type(given, key, "Pass a list.")
+    return given
+
+
+def _as_records(given: object, key: str) -> Records | None:
+    if given is not None and (isinstance(given, Mapping) or not isinstance(given, Iterable | Path)):
+        raise _of_type(given, key, "Pass a list of records, a datasets.Dataset of one split, or the path of a file.")
+    return given
+
+
+def _of_type(given: object, key: str, remedy: str) -> ConfigError:
+    return ConfigError(f"is {type(given).__name__}", code="argument-unknown", key=key, remedy=remedy)
+
+
 def _name_of_any(item: object) -> str:
     module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", "")
     is_named = module is not None and getattr(sys.modules.get(module), name, None) is item
     return f"{module}:{name}" if is_named else name_passed(item)
 
 
-def _with_rewards(tree: Tree, rewards: Sequence[WeightedReward]) -> Tree:
+def _with_rewards(tree: Tree, rewards: Sequence[tuple[Callable[..., object], float]]) -> Tree:
     """The tree with reward functions. Errors: ``RewardNotImportable``, ``ConfigError`` with ``given-twice``."""
     if _at(tree, REWARDS):
         problem, remedy = "is set, and rewards are passed, too", "Leave one of the two out."
         raise ConfigError(problem, code="given-twice", key=REWARDS, remedy=remedy)
-    entries = [{"function": name_of(function), "weight": weight} for function, weight in map(_weighted, rewards)]
+    entries = [{"function": name_of(function), "weight": weight} for function, weight in rewards]
     return merge(merge(nested({"custom.trainer_variant": "grpo"}), tree), nested({REWARDS: entries}))
-
-
-def _weighted(reward: WeightedReward) -> tuple[Callable[..., object], float]:
-    return reward if isinstance(reward, tuple) else (reward, 1.0)
 
 
 def _file_of(data: Records, split: str, tree: Tree) -> str:

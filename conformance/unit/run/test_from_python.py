@@ -224,12 +224,29 @@ def test_a_trainer_runs_by_args_peft_config_callbacks_and_functions_without_a_na
         ({"train_dataset": None}, ("missing-key", "train_dataset")),
         ({"peft_config": object()}, ("argument-unknown", "peft_config")),
         ({"reward_funcs": "org/reward-model"}, ("reward-not-importable", "rewards")),
+        ({"reward_funcs": 3}, ("argument-unknown", "rewards")),
+        ({"reward_funcs": [3]}, ("argument-unknown", "rewards")),
+        ({"reward_funcs": [(right,)]}, ("argument-unknown", "rewards")),
+        ({"callbacks": 3}, ("argument-unknown", "callbacks")),
+        ({"train_dataset": 3}, ("argument-unknown", "train_dataset")),
+        ({"eval_dataset": {"train": DATA}}, ("argument-unknown", "eval_dataset")),
+        ({"config": ["training.seed=1"]}, ("argument-unknown", "config")),
+        ({"processing_class": 3}, ("argument-unknown", "processing_class")),
     ],
 )
 def test_arguments_without_a_counterpart_are_named(tmp_path, arguments, problem):
     whole = {"model": "m", "reward_funcs": right, "train_dataset": DATA, "config": keys(tmp_path) | {"model": {}}}
     with refused(*problem):
         GRPOTrainer(**(whole | arguments)).train()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("reward_func", "reward_funcs"), ("tokenizer", "processing_class"), ("dataset", "train_dataset")],
+)
+def test_an_argument_by_another_name_is_answered_by_its_own(name, meant):
+    with refused("argument-unknown", name, remedy=f"Did you mean {meant}?"):
+        GRPOTrainer("m", **{name: object()})
 
 
 def test_what_a_run_has_made_is_asked_for_after_it(tmp_path):
@@ -273,6 +290,8 @@ def test_a_picture_in_a_record_is_refused_by_row(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "config", "problem"),
     [
+        ({"train_data": 3}, {}, ("argument-unknown", "train_data")),
+        ({"rewards": 3}, {}, ("argument-unknown", "rewards")),
         ({"train_data": [None]}, {}, ("record-not-json", "train_data[0]")),
         ({"rewards": ["my:right"]}, {}, ("reward-not-importable", "rewards")),
         ({"existing": "again"}, {}, ("not-a-choice", "existing")),

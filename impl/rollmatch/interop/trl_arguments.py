@@ -1,7 +1,8 @@
 """Arguments of TRL's trainers as our keys: ``args`` and ``peft_config``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from rollmatch.errors import ConfigError
@@ -32,6 +33,10 @@ DERIVED = frozenset(
     }
 )
 """Fields that TRL or transformers computes from others, or that say what the machine is."""
+
+
+FORMER = {"tokenizer": "processing_class", "dataset": "train_dataset"}
+"""Arguments by the names of older versions of TRL, and of people -> today's."""
 
 
 def keys_of_args(args: object) -> tuple[dict[str, object], dict[str, str]]:
@@ -86,9 +91,11 @@ def keys_of_peft(peft_config: Any) -> dict[str, object]:
     return keys | {"tuner.train_type": "lora"}
 
 
-def check_others(given: Mapping[str, object]) -> None:
+def check_others(given: Mapping[str, object], known: Sequence[str]) -> None:
     """Refuse arguments that nothing here uses. Errors: ``argument-unknown``."""
     for name, value in given.items():
         if value is not None:
+            close = [FORMER[name]] if name in FORMER else get_close_matches(name, known)
             remedy = "Leave it out; all settings of a run are keys of config."
+            remedy = f"Did you mean {close[0]}?" if close else remedy
             raise ConfigError("has no counterpart", code="argument-unknown", key=name, remedy=remedy)
