@@ -6,7 +6,6 @@ from conformance.doubles.models import TOLERANCE
 from conformance.doubles.segments import make_row, make_segment
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN, bin_of
 from rollmatch.learn.head import HeadStates
-from rollmatch.learn.pack import starts_of_padded
 from rollmatch.objectives.grpo.loss import supervise_policy
 from rollmatch.objectives.rollout_matching.loss import LossRules, count_totals, logit_indices, masked_loss
 from rollmatch.objectives.rollout_matching.supervision import MaskRules, mask_segment, mask_segments
@@ -23,12 +22,6 @@ def row_of(pairs):
 def mask_row(row, **rules):
     """As the batcher has a row supervised."""
     return mask_segments(row.segments, starts=row.offsets, num_tokens=row.num_tokens, **(MASK | rules))
-
-
-def mask_padded(segments, **rules):
-    """As the batcher has a padded batch supervised."""
-    starts = starts_of_padded(segments)
-    return mask_segments(segments, starts=starts, num_tokens=starts.stop, **(MASK | rules))
 
 
 def masked_loss_from_hidden(hidden, *, lm_head, **scoring):

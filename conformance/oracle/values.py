@@ -54,6 +54,7 @@ def values(responses, bounds, fresh, rules, *, is_search):
             counts = is_search or rules["siblings"] == "all" or (rules["siblings"] == "prompt" and start == 0)
             siblings = [value for other, value in through[state] if other != owner] if counts else []
             returns = fresh.get(state, []) + siblings
+            assert not is_search or len(returns) >= rules["search.num_least"], f"{len(returns)} returns of a state"
             row.append(sum(returns) / len(returns) if returns else None)
         made.append(row)
     return made

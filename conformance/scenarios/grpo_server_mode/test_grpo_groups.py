@@ -11,7 +11,6 @@ from conformance.doubles.ranks import together
 from conformance.doubles.records import make_rollout
 from conformance.doubles.refusals import refused
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.objectives.grpo.segments import summarize_completions
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.ranks import Ranks
 from rollmatch.records import Sample
@@ -48,10 +47,6 @@ def targets_of(objective, *rollouts, samples=(SAMPLE,), ranks=None, log=lambda *
 
 def segments_of(*given, **where):
     return [segment for group in targets_of(*given, **where).segments for segment in group]
-
-
-def test_the_loss_is_of_the_distribution_that_was_sampled_from():
-    assert objective_with("~.decoding.temperature=0.5").policy_rules.temperature == 0.5
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#5,6"])
@@ -161,25 +156,6 @@ def test_the_first_failures_of_rewards_are_written_down():
     targets_of(objective, *made, samples=(SAMPLE,) * 4, log=lambda event, **fields: notes.append(fields))
     assert [failure[-3:] for failure in notes[0]["failures"]] == ["'a'", "'b'", "'c'", "'d'", "'e'"]
     assert notes[0]["rewards"] == [None, None, None, 1, None, None, 0, None]
-
-
-def test_figures_are_means_of_what_is_known():
-    made = targets_of(
-        objective_with(f"{SECTION}num_generations=2"),
-        *(
-            rollout(answer, finish_reason=reason)
-            for answer, reason in ((0, "stop"), (1, "stop"), (5, "length"), ("a", "stop"))
-        ),
-        samples=(SAMPLE,) * 2,
-    )
-    figures = summarize_completions(made.reports, ["score"])
-    assert figures == pytest.approx(
-        {
-            "reward": 2.0, "reward_std": (14 / 3) ** 0.5, "reward/score": 2.0, "truncated_rate": 0.25,
-            "flat_group_rate": 0.5, "reward_failed_rate": 0.25, "response_len": 1.0,
-        }
-    )  # fmt: skip
-    assert summarize_completions((), ["score"]) == {}
 
 
 def test_figures_count_groups_that_teach_nothing_and_an_evaluation_shows_its_first_answers():

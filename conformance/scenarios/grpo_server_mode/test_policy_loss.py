@@ -46,14 +46,6 @@ def score(logprobs, *segments, totals=None, **rules):
     return float(terms.total.detach()), column.grad.tolist(), terms.figures
 
 
-def test_on_policy_the_gradient_is_the_advantage_over_the_number_of_tokens():
-    total, grad, figures = score([-0.5, -1.0], segment(2, advantages=[2.0, -1.0]))
-    assert total == pytest.approx(-0.5)
-    assert grad == pytest.approx([-1.0, 0.5])
-    assert (figures["clip_share"], figures["ratio_mean"], figures["kl"], figures["drift"]) == (0, 1, 0, 0)
-    assert figures["entropy"] == pytest.approx(0.75)
-
-
 @given(
     written=st.lists(st.lists(st.booleans(), min_size=1, max_size=5).filter(any), min_size=1, max_size=3),
     normalize=st.sampled_from(["token", "sequence", "constant"]),
@@ -240,39 +232,6 @@ def random_segment(length, prompt_len, seed, is_masked):
 
 
 segments = st.builds(random_segment, st.integers(1, 5), st.integers(1, 3), st.integers(0, 99), st.booleans())
-
-
-OPTIONS = (
-    {},
-    {"importance": "sequence"},
-    {"clip": "cispo", "epsilon_high": 0.5},
-    {"correction": Correction(level="sequence", high=1.5)},
-    {"correction": Correction(level="sequence", mode="mask", low=0.1)},
-    {"correction": Correction(level="geometric", mode="mask", low=0.5)},
-)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(segments, min_size=2, max_size=6), st.sampled_from(["token", "sequence", "constant"]), st.data())
-def test_micro_batches_packed_or_padded_add_up_to_the_whole_step(drawn, normalize, data):
-    cut = data.draw(st.integers(1, len(drawn) - 1))
-    options = data.draw(st.sampled_from(OPTIONS))
-    rules = rules_with(beta=0.1, normalize=normalize, temperature=0.7, **options)
-    states = [torch.randn(each.encoded_len, NUM_IDS, generator=torch.Generator().manual_seed(3)) for each in drawn]
-    totals = count_policy_totals([supervision_of(*drawn)], list)
-
-    def share(part, rows, *, is_kept):
-        supervision = supervision_of(*part)
-        logits = torch.cat(rows)
-        if is_kept:
-            logits = logits[list(policy_logit_indices(supervision))]
-        return policy_loss(logits, supervision=supervision, rules=rules, totals=totals, is_kept=is_kept)
-
-    whole = share(drawn, states, is_kept=False)
-    parts = [share(drawn[:cut], states[:cut], is_kept=True), share(drawn[cut:], states[cut:], is_kept=False)]
-    assert sum(float(part.total) for part in parts) == pytest.approx(float(whole.total), rel=1e-5, abs=1e-6)
-    for name, value in whole.figures.items():
-        assert sum(part.figures[name] for part in parts) == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
 def test_a_target_that_does_not_fit_its_tokens_is_refused():

@@ -47,39 +47,6 @@ def test_the_subset_is_the_optimum_and_the_oldest_one(case):
     assert fullest_subset(lengths, capacity=capacity) == brute_force(lengths, capacity)
 
 
-@given(st.lists(st.integers(1, 10), min_size=1, max_size=30))
-def test_every_segment_leaves_once_whole_and_the_oldest_leaves_first(lengths):
-    packer, segments, out = make_packer(*lengths), plain_segments(*lengths), []
-    while packer.buffered:
-        oldest = packer.state()[0]
-        row = packer.pop_row()
-        assert row.segments[0] is oldest
-        assert row.num_tokens <= 10
-        assert ids_of(row.segments) == sorted(ids_of(row.segments))
-        out += row.segments
-    assert sorted(out, key=lambda segment: segment.sample.sample_id) == segments
-
-
-@given(st.lists(st.lists(st.integers(1, 10), min_size=1, max_size=4), min_size=2, max_size=8), st.integers(0, 7))
-def test_a_restored_packer_goes_on_identically(batches, stop_at):
-    straight, resumed = make_packer(), make_packer()
-    counter = itertools.count()
-    rows = []
-    for step, lengths in enumerate(batches):
-        segments = [plain_segment(length, next(counter)) for length in lengths]
-        if step == stop_at % len(batches):
-            resumed = make_packer()
-            resumed.restore(straight.state())
-        straight.add(segments)
-        if step >= stop_at % len(batches):
-            resumed.add(segments)
-            rows.append((straight.pop_row(), resumed.pop_row()))
-        else:
-            straight.pop_row()
-    assert all(one == other for one, other in rows)
-    assert straight.state() == resumed.state()
-
-
 def check_refusal(packer, segments, *refusal, remedies=()):
     """Nothing of what is refused stays."""
     before = packer.state()
@@ -137,15 +104,6 @@ def test_packing_and_masking_need_no_torch():
     modules = "rollmatch.learn.pack, rollmatch.objectives.rollout_matching.supervision"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-
-
-@given(st.lists(st.integers(1, 10), max_size=12))
-def test_rows_of_lengths_are_the_rows_of_a_packer(lengths):
-    packer, rows = make_packer(*lengths), []
-    while packer.buffered:
-        rows.append(ids_of(packer.pop_row().segments))
-    names = ids_of(plain_segments(*lengths))
-    assert [[names[index] for index in row] for row in pack(lengths, capacity=10)] == rows
 
 
 def test_a_sequence_longer_than_a_row_is_an_error():

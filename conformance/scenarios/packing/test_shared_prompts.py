@@ -16,7 +16,7 @@ from conformance.doubles.ranks import alone
 from conformance.doubles.refusals import refused
 from conformance.doubles.segments import make_group
 from conformance.doubles.small_run import trained
-from rollmatch.learn.balance import PassSize, RowBalancer, balance, costs_of, cut_evenly, tokens_of
+from rollmatch.learn.balance import PassSize, RowBalancer, balance, costs_of, tokens_of
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.head import Scoring, logprobs_of
 from rollmatch.learn.pack import Packer
@@ -151,25 +151,6 @@ def costs_of_groups(groups):
 
 GROUPS = st.tuples(st.integers(1, 6), st.lists(st.integers(1, 6), min_size=1, max_size=5))
 COSTS = st.lists(GROUPS, min_size=1, max_size=8).map(costs_of_groups)
-
-
-@given(COSTS, st.integers(1, 6))
-def test_parts_of_neighbours_are_as_even_as_neighbours_can_be(costs, num_parts):
-    parts = cut_evenly(costs, num_parts)
-    assert [index for part in parts for index in part] == list(range(len(costs)))
-    assert len(parts) == num_parts
-    assert sum(map(bool, parts)) == min(num_parts, len(costs))
-    most = max(tokens_of(part, costs) for part in parts)
-
-    def best(first, left):
-        """Fewest tokens of the largest of ``left`` parts of all segments from ``first`` on."""
-        if left == 1 or first == len(costs) - 1:
-            return tokens_of(range(first, len(costs)), costs)
-        ends = range(first + 1, len(costs))
-        return min(max(tokens_of(range(first, end), costs), best(end, left - 1)) for end in ends)
-
-    if len(costs) <= 8:
-        assert most == min(best(0, parts) for parts in range(1, num_parts + 1))
 
 
 @given(COSTS, st.integers(1, 4))

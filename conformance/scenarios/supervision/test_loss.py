@@ -6,23 +6,18 @@ from itertools import accumulate
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conformance.doubles.loss_cases import (
     FIELDS,
     RULES,
     masked_loss_from_hidden,
     random_logits,
-    same_terms,
     scored_segment,
-    scoring_of,
 )
 from conformance.doubles.refusals import refused
 from conformance.doubles.tiny_qwen3_vl import COORD_IDS, VOCAB_LEN
 from rollmatch.objectives.rollout_matching.loss import (
     LossTotals,
-    gaussian_targets,
     logit_indices,
     masked_loss,
     masked_loss_of_kept,
@@ -85,17 +80,6 @@ def test_the_loss_is_what_the_formula_says(rules):
     assert {field: getattr(terms, field).item() for field in FIELDS} == pytest.approx(expected, rel=1e-5)
 
 
-@given(st.integers(0, 999), st.sampled_from([0.5, 2.0, 30.0]), st.sampled_from([None, 1, 16]))
-def test_targets_are_distributions_with_their_mode_on_the_true_bin(true_bin, sigma, truncate):
-    rules = replace(RULES, target_sigma=sigma, target_truncate=truncate)
-    target = gaussian_targets(torch.tensor([true_bin]), rules=rules)[0]
-    assert target.sum().item() == pytest.approx(1, abs=1e-5)
-    assert target.argmax().item() == true_bin
-    if truncate is not None:
-        outside = (torch.arange(1000) - true_bin).abs() > truncate
-        assert target[outside].sum() == 0
-
-
 @pytest.mark.scenario(
     "supervision/the-prediction-is-ten-bins-off",
     clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#4"],
@@ -119,31 +103,6 @@ def test_the_gate_measures_mass_outside_the_coordinates():
     logits = torch.zeros(1, VOCAB_LEN)
     _, gate = slot_losses(logits, bins=torch.tensor([5]), rules=RULES)
     assert gate.item() == pytest.approx(math.log(VOCAB_LEN / 1000), rel=1e-5)
-
-
-@pytest.mark.parametrize(("gate_weight", "pushed"), [(0.0, False), (1.0, True)])
-def test_only_a_weighted_gate_reaches_logits_outside_the_coordinates(gate_weight, pushed):
-    logits = random_logits(2).requires_grad_()
-    supervision = Supervision(
-        labels=(IGNORED,) * 2, weights=(0.0,) * 2, coord_positions=(1,), coord_bins=(7,), coord_in_prefix=(False,)
-    )
-    terms = masked_loss(logits, **scoring_of(supervision, replace(RULES, gate_weight=gate_weight)))
-    terms.total.backward()
-    assert bool(logits.grad[0, :256].any()) is pushed
-    assert terms.gate > 0
-
-
-def test_only_the_total_has_a_graph_and_only_supervised_logits_have_gradients():
-    logits, scoring = scored_segment(2)
-    supervision = scoring["supervision"]
-    positions = {p for p, label in enumerate(supervision.labels) if label != IGNORED} | {*supervision.coord_positions}
-    assert logit_indices(supervision) == tuple(sorted(p - 1 for p in positions))
-    terms = masked_loss(logits.requires_grad_(), **scoring)
-    assert [field for field in FIELDS if getattr(terms, field).requires_grad] == ["total"]
-    terms.total.backward()
-    assert logits.grad.abs().sum(-1).nonzero().flatten().tolist() == list(logit_indices(supervision))
-    half = logits.detach().bfloat16()
-    same_terms(masked_loss(half, **scoring), masked_loss(half.float(), **scoring))
 
 
 NOTHING = Supervision(labels=(IGNORED,) * 5, weights=(0.0,) * 5, coord_positions=(), coord_bins=(), coord_in_prefix=())

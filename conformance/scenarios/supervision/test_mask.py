@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.doubles.loss_cases import mask_padded, mask_row
+from conformance.doubles.loss_cases import mask_row
 from conformance.doubles.records import segment_with
 from conformance.doubles.refusals import refused
 from conformance.doubles.segments import make_row, sample_of, write_segment
@@ -44,24 +44,6 @@ def test_every_position_of_a_small_segment_teaches_what_it_should():
     assert supervision.coord_positions == (3, 9)
     assert supervision.coord_bins == (11, 30)
     assert supervision.coord_in_prefix == (True, False)
-
-
-FIRST_IS_SLOT = (7, 8, C + 1, C + 10, 2, 3, 4, 5, 6, 6, 6, EOS_ID)
-
-
-@pytest.mark.parametrize(
-    ("changes", "slots"),
-    [
-        ({"desc_positions": (8, 9)}, (3, 9)),  # a coordinate token inside a description
-        ({"token_ids": FIRST_IS_SLOT, "coord_positions": (2,)}, (2,)),
-        ({"prefix_len": 10, "desc_positions": ()}, (3,)),  # a target of prefix alone
-    ],
-)
-def test_slots_are_coordinates_wherever_they_stand(changes, slots):
-    supervision = mask(small_segment(**changes))
-    assert supervision.coord_positions == slots
-    assert all(supervision.labels[position] == IGNORED for position in slots)
-    assert "prefix_len" not in changes or set(supervision.labels) == {IGNORED}
 
 
 def test_polygon_slots_are_all_supervised():
@@ -127,20 +109,6 @@ def test_a_row_is_masked_as_its_segments_are(segments, rules):
     for offset in row.offsets:  # no segment is scored on the last logit of the one before
         assert whole.labels[offset] == IGNORED
         assert offset not in whole.coord_positions
-
-
-@given(st.lists(drawn_segments, min_size=1, max_size=4))
-def test_a_padded_batch_is_masked_as_its_segments_are_and_padding_teaches_nothing(segments):
-    whole = mask_padded(segments, rules=RULES)
-    longest = max(segment.encoded_len for segment in segments)
-    assert len(whole.labels) == len(whole.weights) == longest * len(segments)
-    for place, segment in enumerate(segments):
-        part, start = mask(segment), place * longest
-        pad = longest - segment.encoded_len
-        assert whole.labels[start : start + longest] == part.labels + (IGNORED,) * pad
-        assert whole.weights[start : start + longest] == part.weights + (0.0,) * pad
-        mine = [p - start for p in whole.coord_positions if start <= p < start + longest]
-        assert mine == list(part.coord_positions)
 
 
 @pytest.mark.scenario(

@@ -108,22 +108,6 @@ def test_any_rollout_gives_aligned_slots(response, truth):
     assert report.prefix_len == segment.prefix_len
 
 
-@given(object_lists(), st.data())
-def test_a_perfect_rollout_is_matched_in_full(truth, data):
-    _, report = make(ids(serialize_objects(data.draw(st.permutations(truth)))), *truth)
-    assert report.num_predicted == report.num_matched == len(truth)
-    assert report.iou_sum == len(truth)
-    assert (report.appended, report.drops) == (0, {})
-
-
-def test_segments_and_reports_keep_the_order():
-    answers = [ids(answer(element())), ids("no"), ids('{"objects": []}')]
-    segments, reports = MATCHING.make_segments([sample(box())] * 3, [rollout(each) for each in answers])
-    assert [report.num_matched for report in reports] == [1, 0, 0]
-    assert [report.invalid for report in reports] == [False, True, False]
-    assert len(segments) == 3
-
-
 def test_samples_without_their_rollouts_are_an_error():
     with refused("rollouts-misaligned", "rollouts"):
         MATCHING.make_segments([sample()] * 2, [rollout(())])

@@ -8,8 +8,6 @@ import pytest
 from conformance.doubles.ranks import together
 from conformance.doubles.refusals import refused
 from conformance.doubles.vineppo_locks import STOP, LockPolicy, trajectory_of, value_of, waves_of
-from rollmatch.environments.continuation import seed_of
-from rollmatch.environments.trajectory import state_at
 from rollmatch.objectives.vineppo.split import FixedTokens
 from rollmatch.objectives.vineppo.value import ContinuationValues, ValueRules
 
@@ -74,16 +72,6 @@ def test_states_are_valued_once_for_all_ranks():
     prefixes = [request.state.prefix_token_ids for request in single.requested[0]]
     assert prefixes == sorted(prefixes), "requests with one prefix stand together"
     assert len({request.seed for request in single.requested[0]}) == len(prefixes)
-
-
-def test_states_are_equal_by_sample_and_ids_and_seeds_belong_to_them():
-    state = state_at(trajectory_of((0, 0, STOP)), 1)
-    assert state == state_at(trajectory_of((0, 1, STOP)), 1) != state_at(trajectory_of((0, 0, STOP), sample_id=1), 1)
-    assert hash(state) == hash(replace(state))
-    seeds = {seed_of(state, index=index, run_seed=1, step=step) for index in range(50) for step in range(4)}
-    assert len(seeds) == 200
-    assert all(0 < seed < 2**31 for seed in seeds)
-    assert seed_of(state, index=3, run_seed=1, step=1) == seed_of(replace(state), index=3, run_seed=1, step=1)
 
 
 @pytest.mark.scenario(
@@ -189,9 +177,3 @@ def test_a_continuation_that_is_none_is_refused(change, code, key):
     with refused(code, key):
         values_of([trajectory], policy=Disobedient(change))
     values_of([trajectory], policy=Disobedient(lambda made: made))
-
-
-def test_a_return_is_what_is_paid_after_a_position():
-    paid = replace(trajectory_of((0, 1, 2, STOP)), rewards=((0, 1.0), (2, 2.0), (4, 4.0)))
-    assert paid.total_return == 7.0
-    assert [paid.return_from(position) for position in range(5)] == [6.0, 6.0, 4.0, 4.0, 0.0]

@@ -17,8 +17,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from conformance.doubles.models import TOLERANCE, make_packed_model, packed_logits, single_logits
 from conformance.doubles.refusals import refused
-from conformance.doubles.segments import make_row, make_segment
-from conformance.doubles.tiny_qwen3_vl import IMAGE_ID, PAD_ID, make_tiny_qwen3, make_tiny_qwen3_vl
+from conformance.doubles.segments import make_row
+from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3, make_tiny_qwen3_vl
 from rollmatch.learn import attention
 from rollmatch.learn.attention import (
     PACKED_ATTENTION,
@@ -30,7 +30,6 @@ from rollmatch.learn.attention import (
     why_unpackable,
 )
 from rollmatch.learn.batch import make_model_inputs
-from rollmatch.model.images import NO_IMAGES
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +62,6 @@ def test_packed_logits_are_the_unpacked_ones_in_training_with_checkpointing(plai
     with torch.no_grad():
         alone = single_logits(plain_model, row.segments[1], images[1])
     torch.testing.assert_close(cut(packed, row)[1], alone, rtol=0, atol=TOLERANCE)
-
-
-def test_packed_logits_of_a_text_model_are_the_unpacked_ones(text_model):
-    segments, packed = [make_segment(seed)[0] for seed in range(3)], make_tiny_qwen3()
-    row = make_row(*segments)
-    use_packed_attention(packed)
-    with torch.no_grad():
-        ours = packed(**make_model_inputs(row, images=[NO_IMAGES] * 3, model=packed)).logits[0]
-        singles = [text_model(input_ids=torch.tensor([s.token_ids])).logits[0] for s in segments]
-    for one, alone in zip(cut(ours, row), singles, strict=True):
-        torch.testing.assert_close(one, alone, rtol=0, atol=TOLERANCE)
 
 
 def test_the_leak_test_sees_a_leak(model, batch):
@@ -126,32 +114,6 @@ def test_a_row_without_bounds_gets_the_mask_of_sdpa(model, plain_model, batch):
     row, images = batch
     inputs = _without_bounds(make_model_inputs(row, images=images, model=model))
     with torch.no_grad():
-        assert torch.equal(model(**inputs).logits, plain_model(**inputs).logits)
-
-
-def _left_padded(segments, images):
-    longest = max(segment.prompt_len for segment in segments)
-    prompts = [segment.token_ids[: segment.prompt_len] for segment in segments]
-    ids = torch.tensor([[PAD_ID] * (longest - len(p)) + list(p) for p in prompts])
-    present = [some.tensors for some in images if some.tensors]
-    return {
-        "input_ids": ids,
-        "attention_mask": (ids != PAD_ID).long(),
-        "mm_token_type_ids": (ids == IMAGE_ID).int(),
-        "pixel_values": torch.cat([some["pixel_values"] for some in present]),
-        "image_grid_thw": torch.cat([some["image_grid_thw"] for some in present]),
-    }
-
-
-@pytest.mark.parametrize("cache", [{"use_cache": True}, {"use_cache": False}, {"cache_implementation": "static"}])
-def test_generation_with_left_padding_is_that_of_sdpa(model, plain_model, batch, cache):
-    row, images = batch
-    inputs = _left_padded(row.segments, images)
-    assert (inputs["attention_mask"] == 0).any()
-    kwargs = {"max_new_tokens": 12, "min_new_tokens": 12, "disable_compile": True, **cache}
-    with torch.no_grad():
-        ours, theirs = model.generate(**inputs, **kwargs), plain_model.generate(**inputs, **kwargs)
-        assert torch.equal(ours, theirs)
         assert torch.equal(model(**inputs).logits, plain_model(**inputs).logits)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import math
 import multiprocessing
 import os
-import statistics
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,20 +14,7 @@ from hypothesis import strategies as st
 
 from conformance.doubles.refusals import refused
 from conformance.doubles.reward_cases import CHATS, SAMPLES, TEXTS, judge, right, trl_async, verifiers_individual
-from rollmatch.objectives.grpo.advantage import STD_FLOOR, group_advantages
 from rollmatch.objectives.grpo.reward import CallLimits, Reward, Timing, judge_all, load_rewards_of
-
-
-def length(answer, sample):
-    return len(answer)
-
-
-def test_a_total_is_the_weighted_sum():
-    judged, timing = judge(["4", "77", "6"], Reward.of(right), Reward.of(length, weight=-0.5))
-    assert [each.values for each in judged] == [(1.0, 1.0), (0.0, 2.0), (1.0, 1.0)]
-    assert [each.total for each in judged] == [0.5, -1.0, 0.5]
-    assert set(timing.seconds) == {"right", "length"}
-    assert all(seconds >= 0 for seconds in timing.seconds.values())
 
 
 @pytest.mark.parametrize("failing", [lambda a, s: 1 / 0, lambda a, s: math.nan, lambda a, s: None, lambda a: 1.0])
@@ -204,37 +190,3 @@ def test_every_form_rewards_every_completion_in_order(answers):
     for function in forms:
         judged = judge_all(answers, samples, [Reward.of(function)], Timing())
         assert [each.total for each in judged] == [len(answer) for answer in answers]
-
-
-drawn_rewards = st.floats(-10, 10).map(lambda value: round(value, 3))
-groups = st.lists(st.lists(drawn_rewards, min_size=2, max_size=8), min_size=1, max_size=5)
-
-
-@given(groups, st.sampled_from(["mean", "leave_one_out"]), st.sampled_from(["group", "batch", "none"]))
-def test_advantages_of_a_group_sum_to_zero(drawn, baseline, scale):
-    for group in group_advantages(drawn, baseline=baseline, scale=scale):
-        assert sum(group) == pytest.approx(0, abs=1e-6 * max(1, max(map(abs, group))))
-
-
-@given(groups)
-def test_scaled_advantages_are_plain_ones_over_the_spread_of_the_group_or_of_all(drawn):
-    plain, scaled, batch = (group_advantages(drawn, scale=scale) for scale in ("none", "group", "batch"))
-    of_all = statistics.stdev([reward for group in drawn for reward in group]) + STD_FLOOR
-    for group, before, after, among_all in zip(drawn, plain, scaled, batch, strict=True):
-        spread = statistics.stdev(group) + STD_FLOOR
-        assert after == pytest.approx([value / spread for value in before], rel=1e-6, abs=1e-9)
-        assert among_all == pytest.approx([value / of_all for value in before], rel=1e-6, abs=1e-9)
-
-
-@given(st.lists(drawn_rewards, min_size=2, max_size=8))
-def test_leave_one_out_compares_with_the_others(group):
-    (found,) = group_advantages([group], baseline="leave_one_out", scale="none")
-    for place, advantage in enumerate(found):
-        others = group[:place] + group[place + 1 :]
-        assert advantage == pytest.approx(group[place] - statistics.fmean(others), abs=1e-9)
-
-
-def test_a_completion_without_reward_is_in_no_mean_and_equal_rewards_are_exactly_zero():
-    assert group_advantages([[4.0, None, 0.0]], scale="none") == [[2.0, 0.0, -2.0]]
-    assert group_advantages([[4.0, None]], scale="none") == [[0.0, 0.0]]
-    assert all(group_advantages([[reward] * 7]) == [[0.0] * 7] for reward in (0.0, 0.1, 1 / 3, -7.7))

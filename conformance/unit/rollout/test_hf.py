@@ -6,7 +6,7 @@ import torch
 from transformers import GenerationConfig
 
 from conformance.doubles.checkpoints import make_checkpoint
-from conformance.doubles.digits import GREEDY, LONG_QUESTION, PACKED, load_model, requests_for, scenes, template_of
+from conformance.doubles.digits import GREEDY, load_model, requests_for, scenes
 from conformance.doubles.digits import tokens_of as tokens
 from conformance.doubles.logprobs import TOLERANCE, farthest_apart
 from conformance.doubles.records import make_request, make_sample
@@ -49,12 +49,6 @@ def brief_8(backend_of, requests_8):
     return backend_of(8).generate(requests_8, BRIEF)
 
 
-def test_rollouts_follow_their_request_and_not_its_place(brief_8, requests_8, backend_of):
-    turned = backend_of(8).generate(requests_8[::-1], BRIEF)
-    assert turned == brief_8[::-1]
-    assert len(set(tokens(brief_8))) > 4, "scenes look alike: a mix-up would not show"
-
-
 @pytest.mark.scenario(
     "rollout-backends/greedy-output-does-not-depend-on-the-batch",
     clauses=["rollout-backends/the-hf-backend-generates-in-left-padded-batches#3"],
@@ -62,24 +56,6 @@ def test_rollouts_follow_their_request_and_not_its_place(brief_8, requests_8, ba
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
 def test_the_microbatch_size_changes_no_greedy_rollout(batch_size, backend_of, brief_8, requests_8):
     assert backend_of(batch_size).generate(requests_8[:4], BRIEF) == brief_8[:4]
-
-
-def test_log_probabilities_are_those_of_the_sampled_distribution(sdpa_model, template, requests_16):
-    cool = dataclasses.replace(SAMPLED, temperature=0.7, logprobs=True)
-    requests = requests_16[:4]
-    rollouts = HfBackend(sdpa_model, template, batch_size=4).generate(requests, cool)
-    assert farthest_apart(sdpa_model, requests, rollouts, temperature=0.7) < TOLERANCE
-    assert farthest_apart(sdpa_model, requests, rollouts, temperature=1.0) > TOLERANCE
-
-
-def test_prompts_of_different_lengths_do_not_disturb_each_other(backend_of):
-    short, long = requests_for(scenes()[:2]), requests_for(scenes()[2:4], template=template_of(LONG_QUESTION))
-    mixed = [request for pair in zip(short, long, strict=True) for request in pair]
-    mixed = [dataclasses.replace(r, request_id=f"0.0.{place}") for place, r in enumerate(mixed)]
-    together, alone = (backend_of(size).generate(mixed, BRIEF) for size in (4, 1))
-    lengths = {len(rollout.prompt_token_ids) for rollout in together}
-    assert min(lengths) < 100 < 256 < max(lengths)
-    assert together == alone
 
 
 @contextmanager
@@ -120,13 +96,6 @@ def test_a_stop_is_trimmed_and_a_length_finish_is_named(requests_8, backend_of, 
     assert tokens(stopped) == [rollout.response_token_ids[:n] for n, rollout in zip(lengths, endless, strict=True)]
 
 
-def test_a_stop_as_the_last_token_allowed_is_a_stop(requests_16, backend_of, model, template):
-    for max_new_tokens, reason in ((4, "stop"), (3, "length")):
-        with stopping_after(model, (3,), stop_id=template.vocabulary.stop_id):
-            (rollout,) = backend_of(1).generate(requests_16[:1], Decoding(max_new_tokens=max_new_tokens))
-        assert (rollout.finish_reason, len(rollout.response_token_ids)) == (reason, 3)
-
-
 def test_sampling_is_repeatable_from_its_seed_and_leaves_the_learners_random_state_alone(backend_of):
     requests = requests_for(scenes()[:2])
     torch.manual_seed(3)
@@ -147,25 +116,6 @@ def test_what_a_model_recommends_for_generation_plays_no_part(backend_of, model,
     monkeypatch.setattr(model, "generation_config", recommended)
     assert tokens(backend_of(2).generate(requests, HOT)) == plain
     assert model.generation_config is recommended
-
-
-def test_every_microbatch_samples_from_a_seed_of_its_own(backend_of):
-    twice = [dataclasses.replace(r, sample=scenes()[0]) for r in requests_for(scenes()[:6])]
-    assert len(set(tokens(backend_of(1).generate(twice, HOT)))) == 6
-
-
-def test_top_k_of_one_is_greedy_and_all_tokens_is_not(backend_of, requests_16):
-    before = torch.random.get_rng_state()
-    greedy = tokens(backend_of(2).generate(requests_16[:2], dataclasses.replace(HOT, temperature=0.0)))
-    assert torch.equal(torch.random.get_rng_state(), before), "zero temperature takes no random number"
-    narrow, wide = dataclasses.replace(HOT, top_k=1), dataclasses.replace(HOT, top_k=-1)
-    assert tokens(backend_of(2).generate(requests_16[:2], narrow)) == greedy
-    assert tokens(backend_of(2).generate(requests_16[:2], wide)) != greedy
-
-
-def test_packed_attention_generates_what_sdpa_does(brief_8, requests_8, template):
-    packed = HfBackend(two_layers_of(load_model(attention=PACKED)), template, batch_size=5)
-    assert packed.generate(requests_8, BRIEF) == brief_8
 
 
 @pytest.fixture

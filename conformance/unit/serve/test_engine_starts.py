@@ -13,9 +13,13 @@ from rollmatch.serve import serving
 
 
 class SpawnedReplica:
-    """Starts a process as vLLM does, and is made when that is ready."""
+    """Starts a process as vLLM does, and is made when that is ready; ``fails``: index of one that does not start."""
+
+    fails = None
 
     def __init__(self, settings, *, index):
+        if index == self.fails:
+            raise RuntimeError("no memory")
         if settings.gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpus[index]
         context = multiprocessing.get_context("spawn")
@@ -23,6 +27,7 @@ class SpawnedReplica:
         time.sleep(0.05)  # what comes before the process
         process = context.Process(target=engine_process, args=(self.barrier, sender))
         process.start()
+        sender.close()  # so that the end of the process shows
         self.gpu = receiver.recv() if receiver.poll(LIMIT_S) else None
         process.join()
 
@@ -58,3 +63,19 @@ def test_engines_start_side_by_side_and_take_the_gpus_of_their_place(start, caps
 
 def test_engines_without_gpus_start_one_after_the_other(start):
     assert [replica.gpu for replica in start(together=1, data_parallel_size=2)] == ["none", "none"]
+
+
+def test_an_engine_that_fails_takes_the_others_with_it(start, monkeypatch):
+    """Their processes would wait for it; here those of the other tests stay."""
+    ended = []
+
+    def end_engines():
+        ended.extend(each for each in multiprocessing.active_children() if each.name.startswith("SpawnProcess"))
+        for each in ended:
+            each.terminate()
+
+    monkeypatch.setattr(SpawnedReplica, "fails", 1)
+    monkeypatch.setattr(serving, "kill_children", end_engines)
+    with pytest.raises(RuntimeError, match="no memory"):
+        start(together=2, data_parallel_size=2, gpus=("4", "5"))
+    assert len(ended) == 1

@@ -1,17 +1,16 @@
 """A step's figures: counted once, divided at the end, plain numbers all."""
 
 import time
-from dataclasses import replace
 
 import pytest
 
 from conformance.doubles.records import make_rollout, make_sample
 from rollmatch.learn.batch import MicroBatch
-from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective, summarize
+from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
 from rollmatch.objectives.rollout_matching.supervision import MaskRules
 from rollmatch.objectives.rollout_matching.target import RolloutReport
 from rollmatch.records import Segment, Supervision
-from rollmatch.training.report import PHASES, StepReport, measure
+from rollmatch.training.report import StepReport, measure
 
 MATCHING = RolloutMatchingObjective(
     target=None, eval_target=None, mask_rules=MaskRules(), loss_rules=None, bin_of=lambda token_id: None
@@ -84,40 +83,12 @@ def test_figures_count_rollouts_rows_and_what_is_carried(full):
     assert figures["fill"] == pytest.approx(0.6)
 
 
-def test_tokens_of_all_turns_count_and_speed_is_that_of_those_waited_for(full):
-    full.num_rollout_tokens = 130
-    figures = full.figures()
-    assert (figures["rollout_tokens"], figures["rollout_tok_s"]) == (130, 80)
-
-
-def test_figures_hold_the_summary_of_all_rollouts(full):
-    figures, summary = full.figures(), summarize(REPORTS)
-    assert {name: figures[name] for name in summary} == summary
-    assert (figures["precision"], figures["recall"], figures["f1"]) == (0.25, 0.125, 2 / 12)
-
-
 def test_a_completion_is_shown_with_its_first_4000_characters(full):
     rollouts, reports = [make_rollout((7,) * 10, finish_reason="length")], REPORTS[:1]
     (shown,) = full.completions([SAMPLE], rollouts, reports, lambda ids: "x" * 500 * len(ids))
     assert shown["text"] == "x" * 4000
     fields = {"sample_id": 0, "num_tokens": 10, "finish_reason": "length", "worth": {"f1": 2 / 6}}
     assert shown == fields | {"text": "x" * 4000, "question": "", "expected": ""}
-
-
-def test_what_was_generated_and_packed_is_counted_with_the_oldest_version(full):
-    rollouts = [make_rollout((7,) * 3, policy_version=5), make_rollout((7,), policy_version=4)]
-    generated = {"step": 3, "seconds": 0.5, "num_rollouts": 2, "num_tokens": 4, "policy_version": 4}
-    assert full.generated(rollouts, policy_version=9) == generated
-    nothing = {"num_rollouts": 0, "num_tokens": 0, "policy_version": 9}
-    assert full.generated([], policy_version=9) == generated | nothing
-    first, second = full.batches
-    older = replace(second.segments[0], policy_version=0)
-    full.batches = [first, replace(second, segments=(older,))]
-    packed = {
-        "step": 3, "rows": 2, "segments": 4, "sample_ids": [[0, 0, 0], [0]], "tokens": 120, "fill": 0.6,
-        "oldest_policy_version": 0, "carried": 2,
-    }  # fmt: skip
-    assert full.packed() == packed
 
 
 def test_a_step_without_calls_beside_it_wrote_while_the_learner_waited(full, monkeypatch):
@@ -137,21 +108,6 @@ def test_a_step_without_calls_beside_it_wrote_while_the_learner_waited(full, mon
     full.staleness = {1: 3, 2: 1}
     ages = {name: value for name, value in full.times(None)[0].items() if name.startswith("staleness/")}
     assert ages == {"staleness/1": 3.0, "staleness/2": 1.0}
-
-
-def test_shares_of_a_step_stay_between_0_and_1():
-    phase_s = dict.fromkeys(PHASES, 1.0)
-    times = measure((10.0, 12.0), phase_s, [[(9.0, 13.0)], [(10.5, 11.0), (11.0, 12.0)]])
-    assert (times.step_s, times.learn_s, times.rollout_s, times.efficiency) == (2.0, 3.0, 2.0, 1.5)
-    assert (times.learner_idle, times.servers_idle) == (0.0, 0.125)
-
-
-def test_time_that_has_passed_is_a_span_and_no_time_is_none(monkeypatch):
-    step = StepReport(step=0, objective=MATCHING)
-    monkeypatch.setattr(time, "time", lambda: 110.0)
-    for seconds in (2.0, 0.0, 1.0):
-        step.note("sync", seconds)
-    assert (step.phase_s["sync"], step.spans) == (3.0, [("sync", 108.0, 110.0), ("sync", 109.0, 110.0)])
 
 
 @pytest.mark.parametrize(("name", "is_finite"), [("loss_ce", False), ("kl", True)])

@@ -1,7 +1,6 @@
 """A worker's receiver: what was dropped while it arrived does not spoil what comes next."""
 
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
@@ -55,39 +54,6 @@ def test_a_mismatch_of_what_was_dropped_is_no_failure(dropped):
     receiver.begin(plan(right))
     settle(receiver)
     assert receiver.take()["a"].tolist() == [1, 1, 1, 1]
-    receiver.close()
-
-
-def test_a_plan_is_named_again_by_the_last_one_that_may_be():
-    group = ReceiverGroup()
-    group.may_end.set()
-    receiver = Receiver.joining(lambda: group)
-    right = digest_of(torch.ones(4, dtype=torch.uint8))
-    receiver._receive = lambda plan, received: None  # without a hand-shake
-    first = plan(right, sync_id="1", may_repeat=True)
-    receiver.begin(first)
-    assert receiver.known_plan("2", like="1") == replace(first, sync_id="2")
-    assert receiver.known_plan("3", like="1").tensors is first.tensors
-    receiver.begin(receiver.known_plan("3", like="1"))
-    receiver.begin(plan(right, sync_id="4"))
-    assert receiver.known_plan("5", like="1").sync_id == "5"
-    for unknown in ("2", "3", "4", ""):
-        with refused("communicator-missing", "like"):
-            receiver.known_plan("6", like=unknown)
-    receiver.close()
-
-
-def test_a_receiver_reports_the_share_of_tensors_that_arrived():
-    group = ReceiverGroup()
-    receiver = Receiver.joining(lambda: group)
-    settle(receiver)
-    receiver.begin(plan(digest_of(torch.ones(4, dtype=torch.uint8))))
-    progress = receiver.progress()
-    assert (progress.is_busy, progress.share) == (True, 0.0)
-    receiver._received.digests["a"] = ""  # as if it had come
-    assert receiver.progress().share == 1.0
-    group.may_end.set()
-    settle(receiver)
     receiver.close()
 
 

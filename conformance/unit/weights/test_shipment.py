@@ -3,47 +3,9 @@
 from dataclasses import replace
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rollmatch.weights.digest import Buffer, digest_of, pieces_of
 from rollmatch.weights.gloo import MAX_IN_FLIGHT, Blocks, InFlight
-from rollmatch.weights.plan import OutgoingWeights, WeightTransfer, make_plan, spec_of
-
-DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.int64])
-
-
-def buffers():
-    return [Buffer() for _ in range(MAX_IN_FLIGHT + 1)]
-
-
-def make(kinds):
-    generator = torch.Generator().manual_seed(0)
-    return [(f"t{i}", (torch.randn(n, generator=generator) * 99).to(dtype)) for i, (dtype, n) in enumerate(kinds)]
-
-
-@given(st.lists(st.tuples(DTYPES, st.integers(0, 9)), min_size=1, max_size=12), st.integers(1, 80))
-def test_as_many_pieces_as_may_be_under_way_are_whole_at_a_time(kinds, bucket_bytes):
-    named = make(kinds)
-    plan = make_plan([spec_of(*pair) for pair in named], bucket_bytes=bucket_bytes)
-    ordered = [named[index][1] for index in plan.order]
-    under_way, arrived, announced = [], b"", []
-    for piece in pieces_of(WeightTransfer(plan=plan, tensors=tuple(ordered)), buffers(), announced):
-        if len(under_way) == MAX_IN_FLIGHT:
-            arrived += bytes(under_way.pop(0).numpy())
-        under_way.append(piece)
-    arrived += b"".join(bytes(piece.numpy()) for piece in under_way)
-    digests = [digest_of(tensor) for tensor in ordered]
-    sent = b"".join(bytes(tensor.view(torch.uint8).numpy()) for tensor in ordered)
-    assert arrived == sent + b"".join(digests)
-    assert announced == digests
-
-
-def test_tensors_travel_in_the_type_of_the_plan():
-    plan = make_plan([spec_of("a", torch.zeros(2, dtype=torch.bfloat16))], bucket_bytes=64)
-    transfer = WeightTransfer(plan=plan, tensors=(torch.tensor([1.5, -2.0], requires_grad=True),))
-    first, _ = pieces_of(transfer, buffers(), [])
-    assert first.view(torch.bfloat16).tolist() == [1.5, -2.0]
+from rollmatch.weights.plan import OutgoingWeights
 
 
 def test_weights_that_are_made_as_they_are_sent_travel_in_the_order_in_which_they_are_made():

@@ -40,17 +40,6 @@ def test_a_node_knows_its_state_value_visits_and_parent():
     assert {end.value for end in ends} == {0.0}
 
 
-def test_a_continuation_is_no_value_above_its_start():
-    tree, (path, _) = tree_of(RIGHT, WRONG)
-    before = tree.root.value
-    for symbol in range(3):
-        tree.add(trajectory_of((0, 0, symbol, 0, 2, 0, STOP)), (0, 2, 4, 6, 7), start=path[1])
-    assert tree.root.value == before == 0.5
-    assert len(tree.root.returns) == 2
-    assert len(path[1].returns) == 4
-    assert (tree.root.visits, tree.root.total) == (5, 4.0)
-
-
 @pytest.mark.scenario(clauses=["vineppo/the-search-variant-keeps-a-real-tree#1,2"])
 def test_a_value_leaves_out_the_trajectory_it_judges():
     _, (right, wrong) = tree_of(RIGHT, WRONG)
@@ -109,16 +98,6 @@ def test_continuations_under_way_count_as_children_and_as_visits(num_visits, pen
     tree, _ = tree_of(*[RIGHT] * num_visits, rules=SearchRules(widening=0.5))
     tree.root.pending = pending
     assert (tree.select() is tree.root) == is_wide
-
-
-def test_a_prior_weighs_likely_steps_with_puct():
-    likely = replace(trajectory_of(RIGHT), logprobs=(-0.1,) * 7)
-    unlikely = replace(trajectory_of((3, 3, *RIGHT[2:])), logprobs=(-4.0,) * 7)
-    rules = SearchRules(select="puct", exploration=5.0, widening=0.1)
-    tree = Tree(state_at(likely, 0), rules)
-    for one in (replace(likely, rewards=()), replace(unlikely, rewards=())):
-        tree.add(one, PAIRS.cuts(one))
-    assert tree.select().state.prefix_token_ids[:2] == (0, 0)
 
 
 def test_a_tree_takes_its_own_version_only():

@@ -12,7 +12,7 @@ from conformance.doubles.tokenizer import ids_of_bytes, make_vocabulary
 from conformance.doubles.vineppo_locks import sample_of
 from rollmatch.environments.trajectory import Trajectory, Turn, check_cuts, states_of
 from rollmatch.objectives.vineppo.prose import sentence_starts
-from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences, Turns, join_steps
+from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences, Turns
 
 VOCABULARY = make_vocabulary()
 PROSE = st.text(alphabet="ab AB.\n$=,+\\[](){}xyz ", max_size=240)
@@ -107,24 +107,6 @@ def test_long_pieces_break_near_their_middle_first_in_words_then_in_mathematics(
 )
 def test_a_piece_has_20_bytes_and_breaks_above_100_into_parts_of_40_or_in_mathematics_20(too_short, long_enough, cut):
     assert (sentence_starts(too_short), sentence_starts(long_enough)) == ([], [cut])
-
-
-def test_low_probability_cuts_before_every_nth_unsure_token():
-    ids = ids_of_bytes(b"abcdef")
-    whole = trajectory(ids, logprobs=(-0.01, -0.5, -0.5, -0.01, -0.5, -0.5))
-    assert LowProbability(threshold=0.9, every=2).cuts(whole) == (0, 2, 5, 6)
-    assert LowProbability(threshold=0.9, every=1).cuts(whole) == (0, 1, 2, 4, 5, 6)
-    with refused("logprobs-missing", "x:1"):
-        LowProbability(threshold=0.9, every=5).cuts(trajectory(ids))
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(1, 8))
-def test_joined_steps_are_bounds_of_the_old_ones(lengths, most):
-    cuts = (0, *[sum(lengths[: place + 1]) for place in range(len(lengths))])
-    joined = join_steps(cuts, most)
-    assert set(joined) <= set(cuts)
-    assert (joined[0], joined[-1]) == (0, cuts[-1])
-    assert len(joined) - 1 == min(most, len(lengths))
 
 
 @pytest.mark.parametrize("cuts", [(), (0,), (0, 2), (1, 3), (0, 2, 2, 3), (0, 2, 1, 3)])
