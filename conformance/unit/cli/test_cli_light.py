@@ -66,15 +66,17 @@ def test_check_numbers_all_problems_of_the_configuration_on_stderr(place, capsys
     assert first == "rollmatch: 2 problems"
     assert problems[0].startswith("  1. [out-of-range] global_max_length: ")
     assert problems[2:] == [
+        "     --set global_max_length",
         "  2. [unknown-key] training.sead: there is no such key",
         "     Did you mean training.seed?",
+        "     --set training.sead",
     ]
     assert "Traceback" not in printed.err
 
 
 def test_check_reports_problems_of_all_files_together(place, capsys):
     (place / "tiny/config.json").unlink()
-    (place / "train.jsonl").write_text(f"{json.dumps({**RECORD, 'width': 9})}\n" * 30)
+    (place / "train.jsonl").write_text("".join(f"{json.dumps({**RECORD, 'width': 99 + row})}\n" for row in range(30)))
     (place / "val.jsonl").write_text("{}\n")
     assert main(["check", "run.yaml"]) == 1
     lines = capsys.readouterr().err.splitlines()

@@ -12,7 +12,7 @@ from conformance.doubles.configs import config_with, refusal_of
 from conformance.doubles.refusals import refused
 from rollmatch.config.dataset import DatasetConfig
 from rollmatch.data.hub import load_hub_samples
-from rollmatch.data.jsonl import ReadRules, SystemMessages, load_samples
+from rollmatch.data.jsonl import BadSamples, ReadRules, SystemMessages, load_samples
 from rollmatch.errors import ConfigError
 
 SIZE = (201, 101)
@@ -213,6 +213,18 @@ def test_a_column_that_is_not_there_is_named(parquet, tmp_path, columns, key):
 def test_a_data_set_that_cannot_be_read_is_named(tmp_path):
     with refused("dataset-unreadable", "custom.dataset.train"):
         load(tmp_path / "gone.parquet", tmp_path)
+
+
+def test_an_image_that_is_missing_or_broken_is_named_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    row = {"image": "gone.png", "objects": {"bbox": [[1.0, 2.0, 30.0, 40.0]], "category": ["cat"]}}
+    datasets.Dataset.from_list([row, row | {"image": "broken.png"}]).to_parquet(str(tmp_path / "d.parquet"))
+    (tmp_path / "broken.png").write_text("no image")
+    with pytest.raises(BadSamples) as caught:
+        load(tmp_path / "d.parquet", tmp_path, columns={"image": "image"})
+    assert [error.code for error in caught.value.errors] == ["image-missing", "image-unreadable"]
+    for error, name in zip(caught.value.errors, ("gone.png", "broken.png"), strict=True):
+        assert str(error).count(str(tmp_path / name)) == 1
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_missing_file_is_refused(tmp_path):
 )
 @pytest.mark.parametrize(("num_bad", "num_hidden"), [(20, 0), (21, 1), (50, 30)])
 def test_all_bad_records_are_found_twenty_are_shown_the_rest_is_counted(write, record, num_bad, num_hidden):
-    path = write(record, *[{**record, "width": -1}] * num_bad, record)
+    path = write(record, *({**record, "width": -1 - place} for place in range(num_bad)), record)
     with pytest.raises(BadSamples) as caught:
         load_samples(path)
     error = caught.value
@@ -74,6 +74,27 @@ def test_all_bad_records_are_found_twenty_are_shown_the_rest_is_counted(write, r
     lines = str(error).splitlines()
     assert len(lines) == 20 + (num_hidden > 0)
     assert not num_hidden or lines[-1] == f"... and {num_hidden} more problems"
+
+
+def test_what_many_records_have_alike_is_one_problem_with_their_lines(write, record):
+    path = write(record, *[{"question": "1 + 1?", "answer": "2"}] * 30, {**record, "width": -1})
+    with pytest.raises(BadSamples) as caught:
+        load_samples(path)
+    assert len(caught.value.errors) == 31
+    first, last = str(caught.value).splitlines()
+    assert first.startswith(f"[field-missing] {path}:2: there is no prompt")
+    assert "(and 29 more: 3, 4, 5, 6, 7, ...)" in first
+    assert f"{path}:32: " in last
+
+
+@pytest.mark.parametrize("text", ['[{"prompt": "1 + 1?"}]', '[\n  {"prompt": "1 + 1?"},\n  {"prompt": "2"}\n]\n'])
+def test_an_array_is_told_to_be_lines_once(tmp_path, text):
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    with pytest.raises(BadSamples) as caught:
+        load_samples(path, systems=SystemMessages(chats=""))
+    (error,) = caught.value.errors
+    assert (error.key, error.remedy) == (f"{path}:1", "Write one JSON object per line.")
 
 
 def test_sorting_is_by_top_and_then_left_edge_and_keeps_ties(write, record):

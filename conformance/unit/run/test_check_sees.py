@@ -73,6 +73,13 @@ def refusal(capsys, *overrides):
     return printed.err
 
 
+def test_a_reward_s_bare_name_is_answered_by_the_entry_to_write(task, capsys):
+    said = refusal(capsys, "grpo.rewards=['my_rewards_51:right']")
+    assert "[wrong-type] custom.extra.grpo.rewards.0: must be a mapping" in said
+    assert "Write {function: my_rewards_51:right}." in said
+    assert "quotes" not in said
+
+
 def of(*names):
     functions = ", ".join(f"{{function: 'my_rewards_51:{name}'}}" for name in names)
     return f"custom.extra.grpo.rewards=[{functions}]"
@@ -126,6 +133,7 @@ def test_what_is_not_there_is_refused(task, capsys, monkeypatch, overrides, code
     monkeypatch.setattr("rollmatch.run.policy_check.has_gpu", lambda: False)
     said = refusal(capsys, *overrides)
     assert f"[{code}]" in said
+    assert "     Install it" not in said, "flash attention needs a GPU"
     assert part in said
     assert not (task / "out").exists()
 

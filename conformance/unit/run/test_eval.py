@@ -188,6 +188,8 @@ def test_beams_are_rejected_before_a_model_is_loaded(tmp_path, capsys):
 def test_a_directory_without_a_run_or_a_checkpoint_is_rejected(tmp_path, capsys):
     assert main(["eval", str(tmp_path)]) == 1
     assert "not-a-run" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "none")]) == 1
+    assert "none does not exist\n     Name a YAML, or the training.output_dir of a run." in capsys.readouterr().err
     config = ROOT / "fixtures/digits/digits.yaml"
     assert main(["eval", str(config), "--checkpoint", str(tmp_path)]) == 1
     assert "checkpoint-missing" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -27,7 +28,7 @@ from rollmatch.cli import (
     vectors,
     vllm_serve,
 )
-from rollmatch.config.layers import find_places
+from rollmatch.config.layers import SHORT, find_places, full_key
 from rollmatch.data import BadSamples
 from rollmatch.errors import ErrorList, RollmatchError
 from rollmatch.run.storage import storage_error
@@ -70,16 +71,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         named = error if isinstance(error, RollmatchError) else storage_error(error)
         if named is None or os.environ.get(TRACEBACK_VARIABLE) == "1":
             raise
-        print(format_error(named, _places_of(words)), file=sys.stderr)
+        written = _places_of(words)
+        text = format_error(named, {full_key(key): place for key, place in written.items()})
+        print(_in_short(text, written), file=sys.stderr)
         return 1
 
 
 def _places_of(words: Sequence[str]) -> Mapping[str, str]:
-    """Where the keys of the YAML on a command line are set; those of --set are not."""
+    """Where the keys of the YAML on a command line are set, by the YAML or by --set, which wins."""
     files = [word for word in words if word.endswith((".yaml", ".yml"))]
-    sets = {word.partition("=")[0] for word in words if "=" in word}
     places = find_places(files[0]) if files else {}
-    return {key: place for key, place in places.items() if key not in sets}
+    for word in [word.removeprefix("--set=") for word in words if "=" in word]:
+        key = word.partition("=")[0]
+        below = f"{full_key(key)}."
+        places = {known: place for known, place in places.items() if not f"{full_key(known)}.".startswith(below)}
+        places |= {key: f"--set {key}"}
+    return places
+
+
+def _in_short(text: str, written: Mapping[str, str]) -> str:
+    """A message with the short names of sections that the configuration writes by these."""
+    for short in SHORT.keys() & {key.partition(".")[0] for key in written}:
+        if not any(f"{key}.".startswith(f"{SHORT[short]}.") for key in written):
+            text = re.sub(rf"\b{re.escape(SHORT[short])}\b", short, text)
+    return text
 
 
 def run() -> NoReturn:
@@ -110,8 +125,7 @@ def _lines_of(error: RollmatchError, place: str) -> str:
 def _unfold(error: RollmatchError) -> tuple[list[RollmatchError], int]:
     """The single errors inside, and how many of a data set's are left out."""
     if isinstance(error, BadSamples):
-        num_shown = len(error.errors) - error.num_hidden
-        return list(error.errors[:num_shown]), error.num_hidden
+        return error.shown, error.num_hidden
     if not isinstance(error, ErrorList):
         return [error], 0
     parts = [_unfold(part) for part in error.errors]

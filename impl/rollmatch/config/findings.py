@@ -171,6 +171,8 @@ _CODES: Mapping[str, tuple[str, str]] = MappingProxyType(
 _EXPECTED = MappingProxyType(
     {"model_type": "must be a mapping", "dict_type": "must be a mapping", "tuple_type": "must be a list"}
 )
+SCALARS = ("int", "float", "bool")
+"""How pydantic's types of findings begin whose values have no quotes in YAML."""
 _LONGEST_VALUE = 60
 
 
@@ -181,7 +183,9 @@ def translate(found: ErrorDetails) -> ConfigError:
         dotted = next((part for part in found["loc"] if "." in str(part)), None)
         return _unknown(key) if dotted is None else _dotted(key, str(dotted))
     code, remedy = _CODES.get(found["type"], ("wrong-type", "Write a value of that type."))
-    if code == "wrong-type" and isinstance(found["input"], str) and not found["type"].startswith("string"):
+    if found["type"] == "model_type" and key.startswith(f"{GRPO}.rewards."):
+        remedy = f"Write {{function: {found['input']}}}."
+    elif code == "wrong-type" and isinstance(found["input"], str) and found["type"].startswith(SCALARS):
         remedy = "Write a value of that type; a number or a truth value has no quotes."
     if code == "missing-key":
         return ConfigError("this key is required", code=code, key=key, remedy=remedy)

@@ -78,8 +78,18 @@ def read_tree(path: str | Path) -> Tree:
     return tree
 
 
+def full_key(key: str) -> str:
+    """A dotted key by the long name of its section.
+
+    >>> full_key("grpo.beta"), full_key("training.seed")
+    ('custom.extra.grpo.beta', 'training.seed')
+    """
+    first, dot, rest = key.partition(".")
+    return f"{SHORT.get(first, first)}{dot}{rest}"
+
+
 def find_places(path: str | Path, *, chain: tuple[Path, ...] = ()) -> dict[str, str]:
-    """Dotted key, in full -> ``file:line`` where a file of ``read_tree`` sets it; empty for what cannot be read."""
+    """Dotted key, as written -> ``file:line`` where a file of ``read_tree`` sets it; empty for what cannot be read."""
     text = None if Path(path) in chain else _text_or_none(Path(path))
     lines = lines_of(text) if text is not None else {}
     try:
@@ -89,10 +99,7 @@ def find_places(path: str | Path, *, chain: tuple[Path, ...] = ()) -> dict[str, 
     places: dict[str, str] = {}
     for base in [bases] if isinstance(bases, str) else bases if isinstance(bases, list) else []:
         places |= find_places(Path(path).parent / str(base), chain=(*chain, Path(path)))
-    for key, line in lines.items():
-        short, dot, rest = key.partition(".")
-        places[f"{SHORT.get(short, short)}{dot}{rest}"] = f"{path}:{line}"
-    return places
+    return places | {key: f"{path}:{line}" for key, line in lines.items()}
 
 
 def _text_or_none(path: Path) -> str | None:

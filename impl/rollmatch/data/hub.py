@@ -17,7 +17,7 @@ import xxhash
 
 from rollmatch.config.dataset import FILE_FORMATS, DatasetConfig
 from rollmatch.data.formats.native import CUT, is_cut, to_bins, why_without_area
-from rollmatch.data.image import ImageUnreadable, read_header
+from rollmatch.data.image import ImageUnreadable, check_image, read_header
 from rollmatch.data.jsonl import LAZY_ABOVE, BadSamples, ReadRules
 from rollmatch.data.lazy import MOST_SPREAD, LazySamples
 from rollmatch.data.place import image_path
@@ -86,7 +86,10 @@ class HubRows:
         key = f"{self.origin}:{place}"
         try:
             record = self._record(self.table[place])
-        except (ValueError, TypeError, KeyError, IndexError, OSError, ImageUnreadable) as error:
+        except (FileNotFoundError, ImageUnreadable) as error:
+            image = error.filename if isinstance(error, FileNotFoundError) else error.key
+            return None, [*check_image(image, size=None, key=key)]
+        except (ValueError, TypeError, KeyError, IndexError, OSError) as error:
             problem = f"the row does not fit the mapping: {error!r}"
             return None, [
                 DataError(problem, code="row-invalid", key=key, remedy=f"Correct {SECTION}.columns, box or unit.")

@@ -15,11 +15,13 @@ from rollmatch.data.lazy import LazySamples, LineIndex
 from rollmatch.data.place import Place, image_path
 from rollmatch.data.quick import parse_json, quick_record
 from rollmatch.data.record import check_record, make_sample
-from rollmatch.errors import DataError, ErrorList
+from rollmatch.errors import DataError, ErrorList, RollmatchError
 from rollmatch.records import GroundTruth, Sample
 
 NUM_SHOWN = 20
 """Problems of a file that are reported in full; the others are counted."""
+NUM_LINES = 5
+"""Lines that are named beside the first one with the same problem."""
 LAZY_ABOVE = 50_000
 """Lines above which samples are made when they are used, not before; their images are opened then, too."""
 
@@ -30,15 +32,37 @@ class BadSamples(ErrorList):
     code = "bad-samples"
 
     def __str__(self) -> str:
-        shown = [str(error) for error in self.errors[:NUM_SHOWN]]
+        shown = [str(error) for error in self.shown]
         if self.num_hidden:
             shown.append(f"... and {self.num_hidden} more problems")
         return "\n".join(shown)
 
     @property
+    def shown(self) -> list[RollmatchError]:
+        """The first problems; what several records have alike is one, with the lines of the others."""
+        return [_as_one(alike) for alike in self._groups[:NUM_SHOWN]]
+
+    @property
     def num_hidden(self) -> int:
         """Problems the message does not show."""
-        return max(0, len(self.errors) - NUM_SHOWN)
+        return max(0, len(self._groups) - NUM_SHOWN)
+
+    @property
+    def _groups(self) -> list[list[RollmatchError]]:
+        groups: dict[tuple[str, ...], list[RollmatchError]] = {}
+        for error in self.errors:
+            groups.setdefault((error.code, error.problem, error.remedy), []).append(error)
+        return [*groups.values()]
+
+
+def _as_one(alike: Sequence[RollmatchError]) -> RollmatchError:
+    first, *others = alike
+    if not others:
+        return first
+    lines = ", ".join(error.key.rpartition(":")[2] for error in others[:NUM_LINES])
+    more = ", ..." if len(others) > NUM_LINES else ""
+    problem = f"{first.problem} (and {len(others)} more: {lines}{more})"
+    return DataError(problem, code=first.code, key=first.key, remedy=first.remedy)
 
 
 def top_left(truth: GroundTruth) -> tuple[int, int]:
@@ -191,6 +215,9 @@ class JsonlFile:
             record = parse_json(line.decode("utf-8-sig" if place == 0 else "utf-8"))  # Windows' editors write a mark
         except (ValueError, RecursionError) as error:
             problem, remedy = f"the line is not JSON: {error}", "Write one JSON object per line."
+            if place == 0 and line.strip() in (b"[", b"{"):
+                problem = "the file is one JSON document over several lines"
+                raise BadSamples([DataError(problem, code="line-not-json", key=key, remedy=remedy)]) from error
             return None, [DataError(problem, code="line-not-json", key=key, remedy=remedy)]
         return self.rules.read(record, place, key)
 

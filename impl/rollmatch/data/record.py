@@ -24,10 +24,8 @@ OF_OBJECT = ("desc", "bbox_2d", "poly", "poly_points")
 def check_record(record: object, place: Place) -> Iterator[DataError]:
     """Broken rules of one record."""
     if not isinstance(record, dict):
-        problem = f"the line holds a {type(record).__name__}, not an object"
-        yield DataError(
-            problem, code="field-type", key=place.key, remedy='Write {"images": [...], "objects": [...], ...}.'
-        )
+        problem, remedy = f"the line holds a {type(record).__name__}, not an object", "Write one JSON object per line."
+        yield DataError(problem, code="field-type", key=place.key, remedy=remedy)
         return
     asks = is_chat(record)
     if not asks and not {"images", "objects"} & record.keys():

@@ -85,6 +85,9 @@ def evaluate(options: argparse.Namespace) -> None:
 
 def _read(options: argparse.Namespace) -> EvaluationTarget:
     path = Path(options.subject)
+    if not path.exists():
+        problem, remedy = f"{path} does not exist", "Name a YAML, or the training.output_dir of a run."
+        raise LaunchError(problem, code="not-a-run", key="CONFIG|RUN", remedy=remedy)
     if not path.is_dir():
         if options.checkpoint:
             problem, remedy = "belongs to a run, but a YAML was named", "Name the run directory, or leave it out."
