@@ -103,6 +103,7 @@ def traceable(query, key, value, bounds_q, bounds_k, *_, scale=None, window_size
     return torch.einsum("hqk,khd->qhd", shares, value.repeat_interleave(groups, 1))
 
 
+@pytest.mark.parametrize("row_and_images", [True], indirect=True, ids=["shared"])
 def test_a_layer_with_a_kernel_is_one_graph(row_and_images, monkeypatch):
     expected = learnt(*row_and_images)
     described = describe("traceable", traceable)
