@@ -85,6 +85,8 @@ def _type(about: Tree, parts: Tree) -> str:
         return " or ".join(dict.fromkeys(_type(choice, parts) for choice in choices))
     if "enum" in about or "const" in about:
         return ", ".join(_value(value) for value in about.get("enum", [about.get("const")]))
+    if places := about.get("prefixItems"):
+        return f"({', '.join(_type(place, parts) for place in places)})"
     if about.get("type") == "array":
         return f"list of {_type(about['items'], parts)}"
     kind = {"object": "mapping", "boolean": "true or false"}.get(about.get("type", "object"))

@@ -34,6 +34,8 @@ class PretendingReplica:
     def __init__(self, index, *, delay_s=0.0):
         self.index, self.delay_s = index, delay_s
         self.is_gone = False
+        self.is_writing = asyncio.Event()
+        self.is_writing.set()
         self.generated, self.calls, self.ended = [], [], 0
         self.unfinished = {}
         self.plans, self.answers = {}, {}
@@ -49,6 +51,7 @@ class PretendingReplica:
         self.generated.append(SimpleNamespace(prompt=prompt, params=params))
         try:
             await asyncio.sleep(self.delay_s)
+            await self.is_writing.wait()
         except asyncio.CancelledError:
             self.ended += 1
             raise
@@ -92,6 +95,15 @@ class PretendingReplica:
 
     async def reset_caches(self):
         return True
+
+    async def empty_caches(self):
+        return True
+
+    async def pause(self):
+        self.is_writing.clear()
+
+    async def resume(self):
+        self.is_writing.set()
 
     def unfinished_tokens(self):
         return self.unfinished

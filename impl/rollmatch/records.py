@@ -122,9 +122,11 @@ class Rollout:
     stop_id: int | None
     """The stop token that ended it, as sampled; None: its limit did."""
     policy_version: int
-    """Number of the sync whose weights generated this response."""
+    """Number of the sync whose weights generated this response; the oldest, where several did."""
     response_logprobs: tuple[float, ...] | None = None
     """[len(sampled_ids)] of each sampled token, under the distribution it was sampled from. None if not requested."""
+    version_runs: tuple[tuple[int, int], ...] = ()
+    """``policy_versions`` where there are several; empty: ``policy_version`` wrote all."""
 
     @property
     def sampled_ids(self) -> tuple[int, ...]:
@@ -139,7 +141,7 @@ class Rollout:
     @property
     def policy_versions(self) -> tuple[tuple[int, int], ...]:
         """Runs of (version, number of tokens that it wrote), in order; their numbers add up to all that was sampled."""
-        return ((self.policy_version, len(self.sampled_ids)),)
+        return self.version_runs or ((self.policy_version, len(self.sampled_ids)),)
 
     @property
     def num_tokens(self) -> int:
@@ -159,6 +161,17 @@ def joined_runs(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     [(3, 7), (4, 1), (3, 1)]
     """
     return [(version, sum(num for _, num in part)) for version, part in groupby(runs, lambda run: run[0])]
+
+
+def cut_runs(runs: Sequence[tuple[int, int]], num_tokens: int) -> tuple[tuple[int, int], ...]:
+    """Runs of (version, number of tokens), of the first ``num_tokens`` tokens.
+
+    >>> cut_runs([(3, 5), (4, 2), (5, 1)], 6), cut_runs([(3, 5), (4, 2)], 5), cut_runs([(3, 5)], 9)
+    (((3, 5), (4, 1)), ((3, 5),), ((3, 5),))
+    """
+    ends = list(accumulate(num for _, num in runs))
+    cut = [(version, min(num, num_tokens - end + num)) for (version, num), end in zip(runs, ends, strict=True)]
+    return tuple((version, num) for version, num in cut if num > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,7 @@ class NativeGroup:
             transports=(GLOO,),
             digest=DIGEST_KINDS[GLOO],
             adapter_merge=False,
+            keep=False,
         ).model_dump()
 
     def join(self, body: Body) -> dict[str, Any]:

@@ -142,6 +142,18 @@ def test_a_failed_transfer_closes_the_communicator_and_keeps_the_weights(stand_i
     assert post("/native/sync/", full_sync(parts))[0] == 200
 
 
+@pytest.mark.scenario(clauses=["weight-sync/a-sync-may-keep-responses-under-way#7"])
+@pytest.mark.parametrize("arguments", [{"scheduler_cls": "my.Scheduler"}, {"kv_transfer_config": {"a": 1}}])
+def test_an_engine_that_cannot_count_versions_keeps_no_responses(start, arguments):
+    parts, post, client = start(engine_arguments=arguments)
+    assert client.get("/native/identity/").json()["keep"] is False
+    post("/native/communicator/", OPEN)
+    for body in (full_sync(parts, keep=True), full_sync(parts, keep=True, commit=False)):
+        assert refusal(post("/native/sync/", body)) == (409, "keep-unavailable", "keep")
+    assert calls_of(parts, "rollmatch_receive") == []
+    assert post("/native/sync/", full_sync(parts))[0] == 200
+
+
 def test_workers_that_received_different_bytes_are_found(stand_in, post):
     parts, _ = stand_in
     post("/native/communicator/", OPEN)

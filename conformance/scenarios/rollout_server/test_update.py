@@ -68,6 +68,16 @@ class Bench:
         for replica in self.parts.pool.replicas:
             replica.answers[method] = answer
 
+    async def begin_infer(self):
+        """A call whose response takes longer than the test, unless it ends first."""
+        for replica in self.parts.pool.replicas:
+            replica.delay_s = 0.3
+        call = self.begin("/native/infer/", {"requests": [{"request_id": "0", "prompt_token_ids": [5]}],
+                                             "sampling": {"max_tokens": 2}})  # fmt: skip
+        while not self.parts.pool.num_running:
+            await asyncio.sleep(0.001)
+        return call
+
     def hold(self, method):
         """The workers answer when ``release`` is set, by what ``held`` is then."""
 
@@ -129,12 +139,7 @@ class Bench:
             await self.open("direct")
             self.answer("rollmatch_poll", {"state": "busy", "share": 0.5})
             if state is Incoming.DRAINING:
-                for replica in self.parts.pool.replicas:
-                    replica.delay_s = 0.3
-                self.begin("/native/infer/", {"requests": [{"request_id": "0", "prompt_token_ids": [5]}],
-                                              "sampling": {"max_tokens": 2}})  # fmt: skip
-                while not self.parts.pool.num_running:
-                    await asyncio.sleep(0.001)
+                await self.begin_infer()
             self.begin("/native/sync/", self.sync_body(commit=True))
         await self.until(state)
 
@@ -260,6 +265,37 @@ def test_what_the_workers_say_ends_an_update(state, answer, whole, word):
                 replica.answers = {}
             assert (await bench.post("/native/sync/", bench.sync_body(commit=True)))[0] == 200
             assert (await bench.infer())[1]["policy_version"] == bench.version
+
+    asyncio.run(run())
+
+
+@pytest.mark.scenario(clauses=["weight-sync/a-sync-may-keep-responses-under-way#5,6"])
+@pytest.mark.parametrize(
+    ("transport", "failing", "whole", "ended"),
+    [
+        ("gloo", "", True, (200, None, 1)),
+        ("gloo", "rollmatch_load", True, (409, "weights-broken", None)),
+        ("direct", "", True, (200, None, 1)),
+        ("direct", "rollmatch_poll", True, (200, None, 0)),
+        ("direct", "rollmatch_poll", False, (409, "weights-broken", None)),
+    ],
+)
+def test_a_kept_response_is_written_on_by_what_is_served_or_ends(transport, failing, whole, ended):
+    """Its engine stands still until the commit has ended; nothing is begun again."""
+
+    async def run():
+        bench = Bench()
+        await bench.open(transport)
+        call = await bench.begin_infer()
+        bench.answer("rollmatch_whole", {"whole": whole})
+        if failing:
+            bench.answer(failing, FAILED)
+        status, body = await bench.post("/native/sync/", bench.sync_body(commit=True, keep=True))
+        assert (status, body.get("code")) == ((409, FAILURE["code"]) if failing else (200, None))
+        status, body = await call.end()
+        assert (status, body.get("code"), body.get("policy_version")) == ended
+        assert bench.parts.pool.num_restarted == (ended[0] != 200)
+        assert all(replica.is_writing.is_set() for replica in bench.parts.pool.replicas)
 
     asyncio.run(run())
 

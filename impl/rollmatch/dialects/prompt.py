@@ -57,7 +57,9 @@ class Reply:
     """[R] as the server gave it, usually with the stop token."""
     finish_reason: str
     policy_version: int | None
-    """None where the dialect has no version."""
+    """The oldest that wrote in it; None where the dialect has no version."""
+    policy_versions: tuple[tuple[int, int], ...] = ()
+    """Runs of (version, number of response tokens that it wrote), in order; empty where the server names none."""
     logprobs: tuple[float, ...] | None = None
     """[R] of each response token, where they were requested."""
 

@@ -114,12 +114,9 @@ class EpisodeRollout(Rollout):
     times: tuple[TurnTimes, ...] = field(default=(), compare=False)
     """Of each turn."""
 
-    version_runs: tuple[tuple[int, int], ...] = ()
-    """Runs of (version, number of tokens that it wrote), in order; observations are in none."""
-
     @property
     def policy_versions(self) -> tuple[tuple[int, int], ...]:
-        """As of the contract; an episode may have several."""
+        """As of the contract; observations are in none of the runs."""
         return self.version_runs
 
     @property

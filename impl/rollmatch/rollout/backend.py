@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rollmatch.errors import RolloutError
 from rollmatch.model.vocabulary import split_at_stop
-from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.records import Rollout, RolloutRequest, Sample, cut_runs
 
 if TYPE_CHECKING:
     from rollmatch.errors import RollmatchError
@@ -104,20 +104,24 @@ def make_rollout(  # noqa: PLR0913  # what an engine returns of a request
     *,
     stop_ids: Container[int],
     version: int,
+    runs: Sequence[tuple[int, int]] = (),
 ) -> Rollout:
     """The rollout of a response as an engine sampled it; ``logprobs`` is None where none were requested.
 
-    Its end is the first stop token, whatever the engine says. Nothing is left of what was sampled behind that.
+    ``runs``: of (version, number of tokens), in place of ``version``; empty where the engine names none. The end is the
+    first stop token, whatever the engine says. Nothing is left of what was sampled behind that.
     """
     response, stop_id = split_at_stop(sampled, stop_ids)
     num_sampled = len(response) + (stop_id is not None)
+    runs = cut_runs(runs, num_sampled)
     return Rollout(
         request_id=request.request_id,
         prompt_token_ids=tuple(prompt_token_ids),
         response_token_ids=response,
         stop_id=stop_id,
-        policy_version=version,
+        policy_version=min((each for each, _ in runs), default=version),
         response_logprobs=None if logprobs is None else tuple(logprobs[:num_sampled]),
+        version_runs=runs if len(runs) > 1 else (),
     )
 
 

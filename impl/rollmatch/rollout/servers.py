@@ -252,6 +252,7 @@ class VllmServerBackend(RolloutBackend):
             reply.logprobs,
             stop_ids=self.template.vocabulary.stop_ids,
             version=self.policy_version,
+            runs=reply.policy_versions,
         )
 
 

@@ -32,7 +32,7 @@ from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBackend, check_answers, make_rollout
 from rollmatch.rollout.engine_turns import EngineTurns
-from rollmatch.server import sampled_logprobs
+from rollmatch.server import scheduler
 from rollmatch.startup import loading
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.worker.loading import keep_weights_loadable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
     from vllm.lora.request import LoRARequest
 
-LOGPROBS_AS_SAMPLED = {"logprobs_mode": "processed_logprobs", "scheduler_cls": sampled_logprobs.SCHEDULER}
+LOGPROBS_AS_SAMPLED = {"logprobs_mode": "processed_logprobs", "scheduler_cls": scheduler.SCHEDULER}
 """Log-probabilities under the distribution that was sampled from: after temperature, bans, top-p and top-k."""
 
 
@@ -232,12 +232,12 @@ class VllmColocateBackend(RolloutBackend):
             stop_token_ids=sorted(self.template.vocabulary.stop_ids),
             logit_bias=dict.fromkeys(self.template.banned_ids, -100.0),
             detokenize=False,
-            **(sampled_logprobs.wanted() if decoding.logprobs else {}),
+            **scheduler.wanted(logprobs=decoding.logprobs),
         )
 
     def _make_rollout(self, request: RolloutRequest, output: "RequestOutput") -> Rollout:
         answer = output.outputs[0]
-        token_ids, values = list(answer.token_ids), sampled_logprobs.values_of(output, answer)
+        token_ids, values = list(answer.token_ids), scheduler.values_of(output, answer)
         logprobs = None if values is None else np.frombuffer(values, dtype="<f4").tolist()
         stop_ids, version = self.template.vocabulary.stop_ids, self.policy_version
         prompt = output.prompt_token_ids or ()

@@ -99,32 +99,34 @@ class Communicator:
                 await self.close()
             raise
 
-    async def swap(self, version: int) -> int:
+    async def swap(self, version: int, *, keep: bool = False) -> int:
         """Load what the workers hold, while nothing is generated. Returns the number of restarted requests.
 
+        ``keep``: as of ``EnginePool.drain``.
         Errors: ``UpdateRefused``, ``WorkerDead``, those of the workers, after which full weights are needed.
         """
         self.update.fire(Event.COMMIT)
         outcome = Event.KEPT
-        try:
-            num_restarted = await self.pool.drain(within_s=self.drain_s)
+        async with self.pool.resuming(keep=keep):
             try:
-                await self.pool.call_all("rollmatch_load", sorted(self.model.aliases))
-                await self.forget_old()
-            except WorkerDead:
+                num_restarted = await self.pool.drain(within_s=self.drain_s, keep=keep)
+                try:
+                    await self.pool.call_all("rollmatch_load", sorted(self.model.aliases))
+                    await self.forget_old(keep=keep)
+                except WorkerDead:
+                    raise
+                except RollmatchError:
+                    outcome = Event.SPOILT
+                    raise
+            except BaseException:
+                self.update.fire(outcome)
                 raise
-            except RollmatchError:
-                outcome = Event.SPOILT
-                raise
-        except BaseException:
-            self.update.fire(outcome)
-            raise
-        self.update.serve(version)
+            self.update.serve(version)
         return num_restarted
 
-    async def forget_old(self) -> None:
-        """Empty caches of the old weights. Errors: ``UpdateRefused``."""
-        if not await self.pool.reset_caches():
+    async def forget_old(self, *, keep: bool = False) -> None:
+        """Empty caches of the old weights. ``keep``: as ``EnginePool.reset_caches``. Errors: ``UpdateRefused``."""
+        if not await self.pool.reset_caches(keep=keep):
             problem = "the engine would not give up caches of the old weights"
             raise UpdateRefused(problem, key="caches", remedy="Run a full sync.", code="weights-broken")
 

@@ -3,16 +3,18 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rollmatch.records import joined_runs
 from rollmatch.server.failures import Refusal, WorkerFailure
 from rollmatch.server.progress import CallProgress
 from rollmatch.server.prompts import EnginePrompt, GenerateRequest
 from rollmatch.server.replica import EngineOutput, EnginePart, VllmReplica, dead
-from rollmatch.server.update import UpdateState
+from rollmatch.server.update import Served, UpdateState
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -38,6 +40,10 @@ class EnginePool:
         self._loads = [0] * len(self.replicas)
         self._running: set[asyncio.Task[Any]] = set()
         self._restarted: set[asyncio.Task[Any]] = set()
+        self._moving: set[asyncio.Task[Any]] = set()
+        """Those of the running ones that newer weights may go on with."""
+        self._past_versions: list[int] = []
+        """Served when the engines were emptied for the first time, the second time, ..."""
         self._counter = itertools.count()
 
     @property
@@ -67,18 +73,20 @@ class EnginePool:
         self.update.check_served()
 
     async def generate_all(
-        self, requests: Sequence[tuple[EnginePrompt, "SamplingParams"]], *, call_id: str = ""
+        self, requests: Sequence[tuple[EnginePrompt, "SamplingParams"]], *, call_id: str = "", may_move: bool = False
     ) -> list[tuple[EngineOutput, int]]:
-        """One response to each prompt, with the version that wrote it, in order; all or none.
+        """One response to each prompt, with the oldest version that wrote in it, in order; all or none.
 
-        Errors also: ``Refusal``. ``call_id``: under which ``progress`` follows the responses.
+        Errors also: ``Refusal``. ``call_id``: under which ``progress`` follows the responses. ``may_move``: as of
+        ``GenerateRequest``.
         """
         self.check()
         places = self.place(len(requests))
         tasks: list[asyncio.Task[tuple[EngineOutput, int]]] = []
         try:
             for (prompt, params), index in zip(requests, places, strict=True):
-                tasks.append(asyncio.create_task(self._generate_under_one_version(prompt, params, index, call_id)))
+                work = self._generate_whole(prompt, params, index, call_id, may_move=may_move)
+                tasks.append(asyncio.create_task(work))
                 await asyncio.sleep(0)  # vLLM prepares a request on the event loop: others get a turn between two
             if tasks:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -140,25 +148,45 @@ class EnginePool:
         """Call the workers of one replica. Errors: as ``call_all``."""
         return _checked(await self._while_alive(self.replicas[index].call, method, *arguments))
 
-    async def drain(self, *, within_s: float) -> int:
+    async def drain(self, *, within_s: float, keep: bool = False) -> int:
         """End the responses that are being written, in a pause; those not done by then are begun again after it.
 
-        Returns how many these are.
+        ``keep``: those that may move stay where they are, until ``resuming`` ends. Returns how many are begun again.
         """
-        if self._running:
-            await asyncio.wait(self._running, timeout=within_s)
-        left = list(self._running)
+        staying = self._moving if keep else frozenset()
+        if ending := self._running - staying:
+            await asyncio.wait(ending, timeout=within_s)
+        left = list(self._running - staying)
         self._restarted.update(left)
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=_ABORT_S)
         self.num_restarted += len(left)
+        if keep:
+            await asyncio.gather(*(self._while_alive(replica.pause) for replica in self.replicas))
         return len(left)
 
-    async def reset_caches(self) -> bool:
-        """Forget what older weights computed, on all replicas."""
-        return all(await asyncio.gather(*(self._while_alive(replica.reset_caches) for replica in self.replicas)))
+    @asynccontextmanager
+    async def resuming(self, *, keep: bool) -> AsyncIterator[None]:
+        """At its end the served weights go on with responses that a ``drain`` kept; where none are served, these end.
+
+        What is served has to be known by then.
+        """
+        try:
+            yield
+        finally:
+            if keep and self.update.served is Served.BROKEN:
+                await self.drain(within_s=0.0)
+            if keep:
+                await asyncio.gather(*(self._while_alive(replica.resume) for replica in self.replicas))
+
+    async def reset_caches(self, *, keep: bool = False) -> bool:
+        """Forget what older weights computed, on all replicas. ``keep``: after a ``drain`` that kept responses."""
+        if keep:
+            self._past_versions.append(self.update.policy_version)
+        calls = [replica.empty_caches if keep else replica.reset_caches for replica in self.replicas]
+        return all(await asyncio.gather(*map(self._while_alive, calls)))
 
     async def watch(self) -> None:
         """Runs beside the server: a dead replica ends all that waits for it."""
@@ -170,10 +198,10 @@ class EnginePool:
         for task in list(self._running):
             task.cancel()
 
-    async def _generate_under_one_version(
-        self, prompt: EnginePrompt, params: "SamplingParams", index: int, call_id: str
+    async def _generate_whole(
+        self, prompt: EnginePrompt, params: "SamplingParams", index: int, call_id: str, *, may_move: bool
     ) -> tuple[EngineOutput, int]:
-        """Generate until a response was written under one version."""
+        """Generate until a response was written under one version, or under several if it may move."""
         self._loads[index] += 1
         try:
             while True:
@@ -183,12 +211,13 @@ class EnginePool:
                 self.progress.begin(request_id, call_id, index)
                 task = asyncio.create_task(self.replicas[index].generate(prompt, params, request_id))
                 try:
-                    output = await self._kept(task)
+                    output = await self._kept(task, may_move=may_move)
                 finally:
                     self.progress.end(request_id)
                 if output is not None:
                     self.tokens_by_replica[index] += len(output.response_token_ids)
-                    return output, version
+                    runs = self._versions_in(output) or ((version, len(output.response_token_ids)),)
+                    return replace(output, policy_versions=runs), min(version for version, _ in runs)
         finally:
             self._loads[index] -= 1
 
@@ -217,9 +246,18 @@ class EnginePool:
             self._running.discard(task)
             self._restarted.discard(task)
 
-    async def _kept(self, task: asyncio.Task[_T]) -> _T | None:
+    def _versions_in(self, output: EngineOutput) -> tuple[tuple[int, int], ...]:
+        """Versions in place of how often the engine had been emptied; only the last time since may be another one's."""
+        past = self._past_versions
+        versions = [past[num] if num < len(past) else self.update.policy_version for num, _ in output.runs]
+        lengths = [length for _, length in output.runs]
+        return tuple(joined_runs(list(zip(versions, lengths, strict=True))))
+
+    async def _kept(self, task: asyncio.Task[_T], *, may_move: bool = False) -> _T | None:
         """The task's result; None where a commit ended it. Errors: ``WorkerDead``."""
         self._running.add(task)
+        if may_move:
+            self._moving.add(task)
         try:
             return await task
         except asyncio.CancelledError:
@@ -231,8 +269,8 @@ class EnginePool:
                 return None
             raise
         finally:
-            self._running.discard(task)
-            self._restarted.discard(task)
+            for tasks in (self._running, self._moving, self._restarted):
+                tasks.discard(task)
 
     async def _while_alive(self, call: Callable[..., Coroutine[Any, Any, _T]], *arguments: Any) -> _T:
         """A call's result; a call to an engine that dies may never end by itself. Errors: ``WorkerDead``."""

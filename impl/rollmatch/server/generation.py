@@ -44,6 +44,7 @@ class ResponseGenerator:
                 images=_images_of(request, batch, item=item),
                 sampling=_sampling_of(request, batch, item=item),
                 seeds=(request.seed,),
+                may_move=True,
             )
             for item, request in enumerate(batch.requests)
         ]
@@ -54,7 +55,7 @@ class ResponseGenerator:
     async def generate(
         self, requests: Sequence[GenerateRequest], *, where: str = "requests", clamp: bool = False, call_id: str = ""
     ) -> list[tuple[EngineOutput, int]]:
-        """Every response and its policy version: those of the first request, then those of the second, and so on.
+        """Every response and its oldest policy version: those of the first request, then of the second, and so on.
 
         ``clamp`` shortens responses to what fits, as the servers of swift and trl do. Errors: ``Refusal``,
         ``WorkerDead``.
@@ -68,7 +69,8 @@ class ResponseGenerator:
         may_download = any(_names_urls(request) for request in requests)
         prepared = await self.prompts.reader.beside(may_download, self._prepare, requests, where, clamp)
         try:
-            return await self.pool.generate_all(prepared, call_id=call_id)
+            may_move = all(request.may_move for request in requests)
+            return await self.pool.generate_all(prepared, call_id=call_id, may_move=may_move)
         except Refusal as error:
             error.item = None if error.item is None else _owner(requests, error.item)
             raise
@@ -220,5 +222,6 @@ def _response(request: InferRequest, output: EngineOutput, version: int) -> Infe
         finish_reason=output.finish_reason,
         stop_token_id=output.stop_token_id,
         policy_version=version,
+        policy_versions=output.policy_versions,
         logprobs=output.logprobs,
     )

@@ -116,6 +116,9 @@ class InferResponse(Payload):
     """``stop`` or ``length``."""
     stop_token_id: int | None = None
     policy_version: int
+    """The oldest that wrote in it."""
+    policy_versions: tuple[tuple[int, int], ...]
+    """Runs of (version, number of response tokens that it wrote), in order; one unless a sync kept the response."""
     logprobs: bytes | list[float] | None = None
     """float32 bytes; a list in JSON."""
 
@@ -167,6 +170,8 @@ class Identity(Payload):
     transports: tuple[str, ...]
     digest: str
     adapter_merge: bool
+    keep: bool
+    """Whether a sync may keep responses that are under way."""
 
 
 class CommunicatorRequest(Payload):
@@ -227,6 +232,9 @@ class SyncRequest(Payload):
     digests: tuple[Annotated[str, Field(pattern="^[0-9a-f]{32}$")], ...] | None = None
     """None: they follow in the group, after the last bucket."""
     commit: bool = True
+    keep: bool = False
+    """Whether responses of the native dialect that are under way at the commit are written on by the new weights, with
+    keys and values computed again. False: they end first, or are begun again."""
     adapter: AdapterPlan | None = None
 
 
@@ -239,6 +247,7 @@ class SyncAgain(Payload):
     like: str
     """``sync_id`` of the last one that was announced in full, without digests, and received."""
     commit: bool = True
+    keep: bool = False
 
 
 class SyncChoice(Payload):

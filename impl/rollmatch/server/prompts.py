@@ -49,6 +49,8 @@ class GenerateRequest:
     """What the whole text of a response matches."""
     num_top: int = 0
     """Likeliest tokens whose log-probabilities are returned, at every place, beside the sampled one's."""
+    may_move: bool = False
+    """Whether newer weights may write the rest of a response, which then names all its versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

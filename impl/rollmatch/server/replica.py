@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rollmatch.errors import LaunchError
-from rollmatch.server import sampled_logprobs
+from rollmatch.server import scheduler
 from rollmatch.server.failures import Refusal, WorkerDead
 from rollmatch.server.prompts import EnginePrompt, GenerateRequest
 from rollmatch.server.settings import ServerSettings
@@ -40,6 +40,10 @@ class EngineOutput:
     stop_token_id: int | None
     logprobs: bytes | None
     """float32, one per response token."""
+    runs: tuple[tuple[int, int], ...] = ()
+    """As ``scheduler.runs_of``."""
+    policy_versions: tuple[tuple[int, int], ...] = ()
+    """Runs of (version, number of tokens that it wrote), in order, which the pool makes of ``runs``."""
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
     """For each response token, ids with log-probabilities, likeliest first, the sampled one among them; empty unless
     more than that was requested.
@@ -78,7 +82,7 @@ class VllmReplica:
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
             "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
-            "scheduler_cls": sampled_logprobs.SCHEDULER,
+            "scheduler_cls": scheduler.SCHEDULER,
         } | ({"distributed_executor_backend": "uni"} if size == 1 else {})
         if settings.gpus:
             forbid_multicast()
@@ -121,7 +125,8 @@ class VllmReplica:
                 **sampling.model_dump(exclude={"logprobs", "logit_bias", "stop_token_ids"}),
                 stop_token_ids=list(sampling.stop_token_ids),
                 logit_bias=dict(sampling.logit_bias) or None,
-                **(sampled_logprobs.wanted() if is_kept else logprobs),
+                **({} if is_kept else logprobs),
+                **scheduler.wanted(logprobs=is_kept, runs=request.may_move),
                 stop=list(request.stop),
                 structured_outputs=StructuredOutputsParams(regex=request.regex) if request.regex else None,
                 seed=seed,
@@ -190,6 +195,26 @@ class VllmReplica:
         with _engine_death_as_ours():
             replies: list[dict[str, object]] = await self.engine.collective_rpc(method, args=arguments)
             return replies
+
+    async def pause(self) -> None:
+        """Let no request write until ``resume``; those under way stay where they are. Errors: ``WorkerDead``."""
+        with _engine_death_as_ours():
+            await self.engine.pause_generation(mode="keep", clear_cache=False)
+
+    async def resume(self) -> None:
+        """End of ``pause``. Errors: ``WorkerDead``."""
+        with _engine_death_as_ours():
+            await self.engine.resume_generation()
+
+    async def empty_caches(self) -> bool:
+        """Forget everything computed with older weights, in a pause; requests under way compute theirs again after it.
+
+        Processed images stay: no weight has made them, and requests between two processes may count on them.
+        """
+        with _engine_death_as_ours():
+            is_empty: bool = await self.engine.reset_prefix_cache(reset_running_requests=True)
+            await self.engine.reset_encoder_cache()
+        return is_empty
 
     async def reset_caches(self) -> bool:
         """Forget everything computed with older weights; no request may run.
@@ -289,7 +314,8 @@ def _output_of(output: "RequestOutput", *, num_top: int) -> EngineOutput:
         response_token_ids=token_ids,
         finish_reason="stop" if stopped else "length",
         stop_token_id=stop_token_id,
-        logprobs=sampled_logprobs.values_of(output, answer),
+        logprobs=scheduler.values_of(output, answer),
+        runs=scheduler.runs_of(output),
         top=tuple(_likeliest_first(place) for place in answer.logprobs or ()) if num_top else (),
     )
 

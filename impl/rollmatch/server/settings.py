@@ -10,6 +10,9 @@ from rollmatch.errors import LaunchError
 
 KEY_VARIABLE = "ROLLMATCH_API_KEY"
 """Environment variable that holds the bearer key; a command line can be read by everybody."""
+UNKEPT = ("scheduler_cls", "kv_transfer_config")
+"""Arguments of vLLM with which responses under way cannot be kept: another scheduler than ours does not count what each
+version wrote, and keys and values that come from elsewhere cannot be computed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,11 @@ class ServerSettings:
     def world_size(self) -> int:
         """Workers that receive weights."""
         return self.tensor_parallel_size * self.data_parallel_size
+
+    @property
+    def may_keep(self) -> bool:
+        """Whether a sync may keep responses that are under way."""
+        return not any(self.engine_arguments.get(name) for name in UNKEPT)
 
     def to_json(self) -> str:
         """All but the key."""

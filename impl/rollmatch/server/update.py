@@ -191,6 +191,8 @@ class Staged:
     digests: tuple[str, ...]
     merged_digests: dict[str, str]
     receive_s: float
+    keep: bool
+    """As in the announcement."""
 
 
 def dropped(key: str) -> UpdateRefused:

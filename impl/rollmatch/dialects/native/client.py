@@ -57,7 +57,22 @@ class NativeDialect:
             logprobs=self._logprobs(entry, response, place),
             finish_reason=reason_of(field_of(entry, "finish_reason"), place=place, base_url=self.base_url),
             policy_version=version,
+            policy_versions=self._runs(entry, len(response), place) or ((version, len(response)),),
         )
+
+    def _runs(self, entry: object, num_tokens: int, place: int) -> tuple[tuple[int, int], ...] | None:
+        """Of versions; None where the server names one only."""
+        runs = field_of(entry, "policy_versions")
+        if runs is None:
+            return None
+        is_read = isinstance(runs, list) and all(
+            isinstance(run, list) and len(run) == 2 and all(type(number) is int and number >= 0 for number in run)
+            for run in runs
+        )
+        if not is_read or sum(length for _, length in runs) != num_tokens:
+            problem = f"policy_versions of entry {place} of {self.base_url} do not add up to its {num_tokens} tokens"
+            raise ReplyMalformed(problem, key=self.base_url)
+        return tuple((version, length) for version, length in runs)
 
     def _ids(self, entry: object, name: str, place: int) -> tuple[int, ...]:
         packed = field_of(entry, name)

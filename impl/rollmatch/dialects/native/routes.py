@@ -52,6 +52,7 @@ def identity_of(server: ServerState) -> Identity:
         transports=transports_of(settings),
         digest=DIGEST_KINDS[transports_of(settings)[0]],
         adapter_merge=True,
+        keep=settings.may_keep,
     )
 
 

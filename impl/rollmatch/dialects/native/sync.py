@@ -16,6 +16,7 @@ from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.server.announced import check_sync, may_repeat, merge_plan_of, plan_of
 from rollmatch.server.communicator import agreed, check_aliases
 from rollmatch.server.payloads import SyncAgain, SyncRequest
+from rollmatch.server.settings import UNKEPT
 from rollmatch.server.state import ServerState
 from rollmatch.server.update import Attached, Event, Incoming, Staged, UpdateRefused, dropped
 from rollmatch.weights.digest import DIRECT
@@ -46,7 +47,7 @@ class NativeSync:
 
     def __init__(self, server: ServerState) -> None:
         self.pool, self.communicator, self.model = server.pool, server.communicator, server.model
-        self.update = server.update
+        self.update, self.settings = server.update, server.settings
         self._known: tuple[Attached | None, SyncRequest] | None = None
         """A request that may be named again, and the group in which the workers got it."""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -54,7 +55,7 @@ class NativeSync:
     async def stage(self, request: SyncRequest) -> Staged:
         """Receive and verify on all workers; a failure leaves no trace.
 
-        Errors: ``UpdateRefused``, those of ``announced`` and of the workers.
+        Errors: ``UpdateRefused``, ``keep-unavailable``, those of ``announced`` and of the workers.
         """
         attached = self._begin(request, Event.ANNOUNCED)
         try:
@@ -100,6 +101,7 @@ class NativeSync:
             problem, remedy = "was to be received elsewhere: staged, or in place", "Announce the tensors themselves."
             raise UpdateRefused(problem, key="like", remedy=remedy, code="announcement-unknown")
         fields = {"sync_id": again.sync_id, "version": again.version, "client": again.client, "commit": again.commit}
+        fields["keep"] = again.keep
         return known.model_copy(update=fields)
 
     async def commit(self, sync_id: str | None) -> Committed:
@@ -109,7 +111,7 @@ class NativeSync:
             problem = "nothing is staged" if staged is None else f"staged is {staged.sync_id}"
             raise UpdateRefused(problem, key="sync_id", remedy="Sync again.", code="nothing-staged")
         began = time.perf_counter()
-        num_restarted = await asyncio.shield(self._run_on(self.communicator.swap(staged.version)))
+        num_restarted = await asyncio.shield(self._run_on(self.communicator.swap(staged.version, keep=staged.keep)))
         return Committed(staged=staged, commit_s=time.perf_counter() - began, num_restarted=num_restarted)
 
     async def drop(self) -> bool:
@@ -122,8 +124,12 @@ class NativeSync:
         return was_there
 
     def _begin(self, request: SyncRequest, event: Event) -> Attached:
-        """Check a request before anything is received. Errors: ``UpdateRefused``, those of ``announced``."""
+        """Check a request before anything is received. Errors: as ``stage``, but for the workers'."""
         attached = self.update.check_attached(request.client)
+        if request.keep and not self.settings.may_keep:
+            problem = "with its engine_arguments this server does not know which version wrote which token"
+            remedy = f"Remove {' and '.join(UNKEPT)} from them, or send keep: false."
+            raise SyncError(problem, code="keep-unavailable", key="keep", remedy=remedy)
         self.update.check(event)
         self.update.check_newer(request.version)
         if not self._known_as(request):
@@ -133,19 +139,20 @@ class NativeSync:
 
     async def _write(self, request: SyncRequest) -> Committed:
         update = self.update
-        try:
-            num_restarted = await self.pool.drain(within_s=self.communicator.drain_s)
-            update.fire(Event.WRITE)
-            staged = await self._receive(request, in_place=True)
-        except BaseException:
-            outcome = Event.KEPT if update.incoming is Incoming.DRAINING else Event.SPOILT
+        async with self.pool.resuming(keep=request.keep):
             try:
-                if update.incoming is Incoming.WRITING and await self._is_whole():
-                    outcome = Event.KEPT
-            finally:
-                update.fire(outcome)  # also if the workers cannot be asked
-            raise
-        update.serve(request.version)
+                num_restarted = await self.pool.drain(within_s=self.communicator.drain_s, keep=request.keep)
+                update.fire(Event.WRITE)
+                staged = await self._receive(request, in_place=True)
+            except BaseException:
+                outcome = Event.KEPT if update.incoming is Incoming.DRAINING else Event.SPOILT
+                try:
+                    if update.incoming is Incoming.WRITING and await self._is_whole():
+                        outcome = Event.KEPT
+                finally:
+                    update.fire(outcome)  # also if the workers cannot be asked
+                raise
+            update.serve(request.version)
         return Committed(staged=staged, commit_s=0.0, num_restarted=num_restarted)
 
     async def _is_whole(self) -> bool:
@@ -179,7 +186,7 @@ class NativeSync:
         else:
             await self.pool.call_all("rollmatch_receive", to_wire(plan_of(request, self.model, in_place=in_place)))
         if in_place:
-            await self.communicator.forget_old()
+            await self.communicator.forget_old(keep=request.keep)
         digests = agreed(await self.communicator.settle(wait_s=_WAIT_S if in_place else 0.0))
         if any(spec.name not in digests for spec in request.tensors):
             raise dropped(request.sync_id)
@@ -192,6 +199,7 @@ class NativeSync:
             digests=tuple(digests[spec.name] for spec in request.tensors),
             merged_digests=_merged_in(digests, request) if in_place else await self._merge(request),
             receive_s=time.perf_counter() - began,
+            keep=request.keep,
         )
 
     async def _merge(self, request: SyncRequest) -> dict[str, str]:
