@@ -141,6 +141,17 @@ def test_bounds_are_checked_before_a_kernel_reads_them(kernel):
     assert (out.shape, kernel) == ((1, 9, 4, 32), [torch.float32])
 
 
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_a_kernel_gets_the_models_own_scale(kernel, monkeypatch, scale):
+    module, states = module_and_states()
+    bounds = {"cu_seq_lens_q": torch.tensor([0, 4, 9]), "scaling": scale}
+    out, _ = packed_attention(module, *states, None, **bounds)
+    assert kernel == [torch.float32]
+    monkeypatch.undo()
+    expected, _ = packed_attention(module, *states, None, **bounds)
+    torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("odd", [{"is_causal": False}, {"position_bias": torch.zeros(1, 4, 9, 9)}])
 def test_what_a_kernel_cannot_do_goes_one_by_one(kernel, odd):
     module, states = module_and_states()

@@ -69,6 +69,7 @@ def batch_of(seed):
 
 def learn(model, row, images):
     model.zero_grad()
+    torch.manual_seed(0)  # of dropout
     loss = packed_logits(model, row, images).pow(2).mean()
     loss.backward()
     return loss.item(), gradients(model)
@@ -79,6 +80,7 @@ def learn(model, row, images):
     [
         pytest.param(None, True, "aot_eager", marks=pytest.mark.wide),
         ({}, True, "eager"),
+        ({"lora_dropout": 0.4}, False, "eager"),
         pytest.param({"use_dora": True}, False, "eager", marks=pytest.mark.wide),
     ],
 )
