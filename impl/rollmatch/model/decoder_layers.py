@@ -81,9 +81,11 @@ def _added_forward(linear: Any, x: Tensor, *args: object, **kwargs: object) -> T
 
 
 def _is_added(linear: Any, name: str, x: Tensor) -> bool:
-    """Whether one product can add an adapter: without dropout or DoRA, in the dtype of the base layer's output."""
-    alike = torch.is_autocast_enabled(x.device.type) or x.dtype == linear.lora_A[name].weight.dtype
-    return alike and name not in linear.lora_variant and isinstance(linear.lora_dropout[name], nn.Identity)
+    """Whether one product can add an adapter: without dropout or DoRA, in the dtype of the base layer's output, and
+    with a weight that is here (ZeRO-3 gathers it when its own module is called)."""
+    weight, variant = linear.lora_B[name].weight, linear.lora_variant.get(name)
+    alike = torch.is_autocast_enabled(x.device.type) or x.dtype == weight.dtype
+    return alike and variant is None and isinstance(linear.lora_dropout[name], nn.Identity) and weight.numel() > 0
 
 
 def sharded_units(model: nn.Module) -> str:
