@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from rollmatch.config.layers import merge, nested, parse_overrides, read_tree
 from rollmatch.config.load import load_config, make
@@ -61,6 +61,12 @@ class RecordNotJson(DataError):
     """A record holds something other than texts, numbers, lists and mappings; images are paths."""
 
     code = "record-not-json"
+
+
+class AttributeUnknown(ConfigError, AttributeError):
+    """A script asks a trainer for what TRL's has and ours has not."""
+
+    code = "attribute-unknown"
 
 
 class GRPOTrainer:
@@ -133,6 +139,12 @@ class GRPOTrainer:
         self.train_dataset = _as_records(train_dataset, "train_dataset")
         self.eval_dataset = _as_records(eval_dataset, "eval_dataset")
 
+    def __getattr__(self, name: str) -> NoReturn:
+        """Errors: ``AttributeUnknown``."""
+        remedy = "A trainer has config, train, state, model, evaluate, save_model and add_callback."
+        remedy = "Use rollmatch export RUN OUT --push NAME." if name == "push_to_hub" else remedy
+        raise AttributeUnknown(f"there is no {name}", key=f"{type(self).__name__}.{name}", remedy=remedy)
+
     def add_callback(self, callback: object) -> None:
         """A ``transformers.TrainerCallback``, or a class of it."""
         self.callbacks.append(callback)
@@ -184,12 +196,14 @@ class GRPOTrainer:
             raise LaunchError(problem, code="nothing-to-evaluate", key="eval_dataset", remedy=remedy)
         return {f"eval_{name}": value for name, value in events[-1]["metrics"].items()}
 
-    def save_model(self, output_dir: str | Path) -> None:
-        """Write the newest checkpoint as a model directory, as ``rollmatch export`` does. Errors: as there."""
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Write the newest checkpoint as a model, as ``rollmatch export`` does; by default beside the run's files.
+
+        Errors: as there."""
         from rollmatch.run.export import export
 
         run, unset = self._checkpoint().parent, dict.fromkeys(("checkpoint", "dtype", "push"))
-        export(argparse.Namespace(run=run, out=Path(output_dir), **unset, adapter=False, verify=False))
+        export(argparse.Namespace(run=run, out=Path(output_dir or run), **unset, adapter=False, verify=False))
 
     def _checkpoint(self) -> Path:
         """Errors: ``checkpoint-missing``, before training."""

@@ -128,6 +128,7 @@ NEUTRAL = {
         ("swift", {"max_length": 700, "vllm_max_model_len": 600}, f"{MATCHING}.vllm.max_model_len", 600, None),
         ("swift", {"vllm_max_model_len": 9000}, "global_max_length", 9000, None),
         ("swift", {"report_to": ["wandb", "swanlab"]}, "training.report_to", ["wandb"], "report_to"),
+        ("trl", {"fp16": True}, "training.extra_arguments.fp16", True, None),
         ("swift", {"report_to": "swanlab"}, "training.report_to", None, "report_to"),
         ("swift", {"enable_thinking": False}, "model.chat_template_kwargs.enable_thinking", False, None),
         ("swift", {"system": "none/prompt.txt"}, "custom.prompts.system", None, "system"),

@@ -88,6 +88,8 @@ def test_a_signature_decides_how_a_function_is_called(function, objects, form):
     assert form_of(function, "f", key="k", objects=objects) == form
     with refused("reward-signature", "k"):
         form_of(lambda answer: 1.0, "f", key="k", objects=objects)
+    with refused("reward-signature", "k", problem="needs completion_ids, which is not known here"):
+        form_of(lambda completion_ids, **columns: [], "f", key="k", objects=objects)
 
 
 def test_what_functions_of_others_can_ask_for():

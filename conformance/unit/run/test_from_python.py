@@ -211,6 +211,9 @@ def test_a_trainer_runs_by_args_peft_config_callbacks_and_functions_without_a_na
     assert trainer.evaluate()["eval_num_scenes"] == 1.0
     trainer.save_model(tmp_path / "saved")
     assert (tmp_path / "saved/model.safetensors").is_file()
+    for place in (tmp_path / "run", None):  # as scripts of TRL end, and again
+        trainer.save_model(place)
+        assert (tmp_path / "run/model.safetensors").read_bytes() == (tmp_path / "saved/model.safetensors").read_bytes()
     printed = capsys.readouterr().out
     assert "args.cache_implementation is left out: no counterpart" in printed
 
@@ -247,6 +250,21 @@ def test_arguments_without_a_counterpart_are_named(tmp_path, arguments, problem)
 def test_an_argument_by_another_name_is_answered_by_its_own(name, meant):
     with refused("argument-unknown", name, remedy=f"Did you mean {meant}?"):
         GRPOTrainer("m", **{name: object()})
+
+
+@pytest.mark.parametrize(
+    "settings", [{"init_lora_weights": "gaussian"}, {"layers_to_transform": [0]}, {"exclude_modules": ["lm_head"]}]
+)
+def test_settings_of_an_adapter_that_nothing_uses_are_refused(tmp_path, settings):
+    with refused("argument-unknown", f"peft_config.{next(iter(settings))}"):
+        GRPOTrainer("m", right, train_dataset=DATA, peft_config=LoraConfig(task_type="CAUSAL_LM", **settings))
+
+
+def test_what_trl_s_trainer_has_beside_is_named(tmp_path):
+    trainer = GRPOTrainer("m", right, train_dataset=DATA, config=keys(tmp_path) | {"model": {}})
+    assert not hasattr(trainer, "tokenizer")
+    with refused("attribute-unknown", "GRPOTrainer.push_to_hub", remedy="rollmatch export RUN OUT --push"):
+        trainer.push_to_hub()
 
 
 def test_what_a_run_has_made_is_asked_for_after_it(tmp_path):

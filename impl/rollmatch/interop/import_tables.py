@@ -9,7 +9,16 @@ from rollmatch.config.training import TRAINER_KEYS
 GRPO, MATCHING = "custom.extra.grpo", "custom.extra.rollout_matching"
 SERVER, VLLM = f"{MATCHING}.vllm.server", f"{MATCHING}.vllm"
 TRAINING = (*TRAINER_KEYS, "eval_steps", "gradient_checkpointing")
-OF_TRANSFORMERS = ("lr_scheduler_kwargs", "optim_args", "optim_target_modules", "run_name", "tf32", "ddp_timeout")
+OF_TRANSFORMERS = (
+    "lr_scheduler_kwargs",
+    "optim_args",
+    "optim_target_modules",
+    "run_name",
+    "tf32",
+    "ddp_timeout",
+    "fp16",
+    "save_only_model",
+)
 """Fields of ``transformers.TrainingArguments`` that work as they are."""
 TUNER = (
     "use_dora",

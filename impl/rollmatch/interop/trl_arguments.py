@@ -16,8 +16,11 @@ LORA = {
     "use_rslora": "tuner.use_rslora",
     "rank_pattern": "tuner.rank_pattern",
     "alpha_pattern": "tuner.alpha_pattern",
+    "trainable_token_indices": "tuner.trainable_token_indices",
 }
 """Fields of peft's ``LoraConfig`` -> our keys."""
+READ_OTHERWISE = ("target_modules", "modules_to_save", "task_type", "inference_mode", "peft_version")
+"""Others that are read, or that say nothing about the weights."""
 
 
 DERIVED = frozenset(
@@ -76,10 +79,15 @@ def _default_of(field: Field[Any]) -> object:
 
 
 def keys_of_peft(peft_config: Any) -> dict[str, object]:
-    """Our dotted keys. Errors: ``argument-unknown`` for other adapters than LoRA."""
+    """Our dotted keys. Errors: ``argument-unknown`` for other adapters than LoRA, and for fields that nothing uses."""
     if str(getattr(peft_config, "peft_type", "")).rpartition(".")[2] != "LORA":
         problem = f"is {type(peft_config).__name__}"
         raise ConfigError(problem, code="argument-unknown", key="peft_config", remedy="Pass a LoraConfig.")
+    plain = type(peft_config)()
+    for name in (each.name for each in fields(plain) if each.name not in LORA and each.name not in READ_OTHERWISE):
+        if getattr(peft_config, name) != getattr(plain, name):
+            remedy = f"Leave it out; {', '.join(LORA)}, target_modules and modules_to_save are used."
+            raise ConfigError("has no counterpart", code="argument-unknown", key=f"peft_config.{name}", remedy=remedy)
     keys = {key: getattr(peft_config, name) for name, key in LORA.items() if getattr(peft_config, name)}
     targets = peft_config.target_modules
     if isinstance(targets, str) and targets != "all-linear":

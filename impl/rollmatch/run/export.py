@@ -67,7 +67,12 @@ def export(options: argparse.Namespace) -> None:
         made.append(f"It was evaluated under autocast to {compute}; without, answers may differ")
     name = options.push.rpartition("/")[2] if options.push else out.resolve().name
     (partial / "README.md").write_text(card(name, run, ". ".join(made)), encoding="utf-8")
-    partial.rename(out)
+    if out.exists():  # the run's own, where transformers' trainer saves a model, too
+        for path in partial.iterdir():
+            path.replace(out / path.name)
+        partial.rmdir()
+    else:
+        partial.rename(out)
     print(f"{out}: {'. '.join(made)}.")
     if stored is not None:
         print(verify(stored, config, out, compute_dtype=compute))
@@ -83,7 +88,7 @@ def _check(run: Path, out: Path, checkpoint: Path | None) -> Path:
     if checkpoint is None or not checkpoint.is_dir():
         problem = f"{checkpoint or run} holds no whole checkpoint"
         raise LaunchError(problem, code="checkpoint-missing", key="--checkpoint", remedy="Name a checkpoint directory.")
-    if out.exists():
+    if out.exists() and out.resolve() != run.resolve():
         raise LaunchError(f"{out} exists", code="output-exists", key="OUT", remedy="Remove it, or name another one.")
     return checkpoint
 

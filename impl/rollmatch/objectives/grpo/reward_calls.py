@@ -122,9 +122,9 @@ def form_of(function: Callable[..., object], name: str, *, key: str, objects: Se
     required = {
         each for each, one in parameters.items() if one.default is one.empty and one.kind not in (one.VAR_KEYWORD,)
     }
+    if missing := sorted(required & set(NOT_OFFERED)):
+        raise _misfit(f"{name}{signature} needs {', '.join(missing)}, which is not known here", key)
     if "completions" in parameters:
-        if missing := sorted(required & set(NOT_OFFERED)):
-            raise _misfit(f"{name}{signature} needs {', '.join(missing)}, which is not known here", key)
         return "trl"
     if parameters.keys() & set(NAMED) - {"answer"} and required <= {*NAMED, *objects}:
         return "verifiers"
