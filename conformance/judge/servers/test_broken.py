@@ -95,6 +95,16 @@ def test_a_correct_server_passes(bench, dialect, check):
     assert verdict.state == "passed", verdict.reason
 
 
+LATE = [BY_ID[name] for name in OF_OTHERS["vllm"] if BY_ID[name].is_dangerous and "adapter" not in name]
+"""They are asked behind checks that leave other weights; those of adapters are not."""
+
+
+@pytest.mark.parametrize("check", LATE, ids=[check.check_id for check in LATE])
+def test_a_correct_server_passes_with_the_weights_that_an_earlier_check_has_left(bench, check):
+    verdict = bench.ask("vllm", check, served=1)
+    assert verdict.state == "passed", verdict.reason
+
+
 @pytest.mark.scenario(
     "judging/one-mistake-at-a-time",
     "servers/nine-prompts-in-one-call",

@@ -184,20 +184,21 @@ from conformance.doubles.http_server import read_body, send
 class Breakable(BaseHTTPRequestHandler):
     def do_GET(self):
         read_body(self)
-        os._exit(1) if self.path == "/break/" else send(self, 200, {"pid": os.getpid()})
+        os._exit(1) if self.path == "/break/" else send(self, 200, {"pid": os.getpid(), "words": sys.argv[2:]})
     do_POST = do_GET
 
 HTTPServer(("127.0.0.1", int(sys.argv[1])), Breakable).serve_forever()
 """
 
 
-def judging(folder, script=SERVER):
+def judging(folder, script=SERVER, **fields):
     known = Known(
         name="x",
         version="1",
         dialect="trl",
         command=lambda _, port: [sys.executable, "-c", script, str(port)],
         environment={"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
+        **fields,
     )
     return Judging(known, None, folder)
 
@@ -228,6 +229,19 @@ def test_checks_share_an_instance_until_one_breaks_it(tmp_path):
     assert not any(map(psutil.pid_exists, pids.values()))
 
 
+def test_checks_of_what_needs_options_share_an_instance_that_has_them(tmp_path):
+    judged = judging(tmp_path, options={"a": ("--more",), "d": ("--more",)})
+    checks = [make_check("a"), make_check("b"), make_check("c", is_dangerous=True), make_check("d", is_dangerous=True)]
+    replies = {check.check_id: exchange.one("pid").reply for check, exchange, _ in judged.run(checks)}
+    assert {name: reply["words"] for name, reply in replies.items()} == {
+        "b": [],
+        "c": [],
+        "a": ["--more"],
+        "d": ["--more"],
+    }
+    assert len({reply["pid"] for reply in replies.values()}) == judged.num_starts == 2
+
+
 def test_a_server_that_does_not_start_is_an_error_with_its_output(tmp_path):
     with pytest.raises(AssertionError, match=r"(?s)ended with 3.*cannot"):
         list(judging(tmp_path, "print('cannot'); raise SystemExit(3)").run([make_check("a")]))
@@ -237,7 +251,7 @@ def test_checks_with_the_same_calls_are_one_row_and_timed_and_dangerous_ones_com
     first = make_check("first")
     same = make_check("same", ask=first.ask)
     others = make_check("dangerous", is_dangerous=True), make_check("timed", is_timed=True)
-    rows = rows_to_ask([*others, first, same])
+    rows = rows_to_ask([*others, first, same], {})
     assert [[check.check_id for check in row] for row in rows] == [["first", "same"], ["timed"], ["dangerous"]]
 
 

@@ -19,6 +19,7 @@ def test_a_name_is_its_newest_version_and_any_other_can_be_named():
     assert find_known("ms-swift") is BY_NAME["ms-swift"]
     assert find_known("ms-swift==4.5.3").packages == ("ms-swift==4.5.3", "qwen_vl_utils==0.0.14")
     assert find_known("trl==1.8.0").server == "trl-1.8.0"
+    assert find_known("vllm==0.26.0") in KNOWN
     assert len({known.server for known in KNOWN}) == len(KNOWN)
 
 

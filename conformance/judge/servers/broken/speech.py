@@ -221,5 +221,11 @@ def _completion(one: TinyResponse, place: int, sampling: TinySampling, engine: T
         "token_ids": one.ids,
         "prompt_token_ids": one.prompt_ids,
         "finish_reason": one.finish_reason,
-        "logprobs": {"token_logprobs": one.logprobs} if sampling.logprobs else None,
+        "logprobs": _valued(one) if sampling.logprobs else None,
     }
+
+
+def _valued(one: TinyResponse) -> dict[str, Any]:
+    names = [f"token_id:{token}" for token in one.ids]
+    tops = [{name: value} for name, value in zip(names, one.logprobs, strict=False)]
+    return {"tokens": names, "token_logprobs": one.logprobs, "top_logprobs": tops}

@@ -51,7 +51,7 @@ def ask_second(talk: Talk) -> None:
     ask=ask_second,
     needs=NEEDS,
     is_dangerous=True,
-    deadline_s=120,
+    deadline_s=240,
 )
 def judge_second(exchange: Exchange) -> str:
     return exchange.unmet(refused=("second",), ok=("after",))
@@ -181,7 +181,8 @@ def ask_half(talk: Talk) -> None:
     peer.release()
     write(talk, "after")
     expect(talk, "after", 0)
-    ask_next(talk)
+    if (after := talk.exchange.one("after")).is_ok or after.is_refusal:  # an engine that has died takes no update
+        ask_next(talk)
 
 
 @check(
@@ -199,6 +200,9 @@ def ask_half(talk: Talk) -> None:
     deadline_s=240,
 )
 def judge_half(exchange: Exchange) -> str:
-    if not exchange.one("after").is_refusal and not was(exchange, "after", 0):
+    after = exchange.one("after")
+    if not after.is_ok and not after.is_refusal:
+        return after.summary()
+    if after.is_ok and not was(exchange, "after", 0):
         return "half of an update whose learner is gone is served"
     return "" if was(exchange, "new", BESIDE_EMBEDDINGS) else "the next update is not served"

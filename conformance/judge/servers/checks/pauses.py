@@ -5,7 +5,7 @@ from conformance.judge.servers.checks import calls
 from conformance.judge.servers.checks.generation import QUESTIONS, ids_of, read
 from conformance.judge.servers.checks.routes import TODAY
 from conformance.judge.servers.exchange import Exchange
-from conformance.judge.servers.peers import open_peer
+from conformance.judge.servers.peers import sync
 from conformance.judge.servers.talk import Talk
 
 MODES = ("keep", "wait", "abort")
@@ -86,13 +86,13 @@ def judge_sleep(exchange: Exchange) -> str:
 
 def ask_deep_sleep(talk: Talk) -> None:
     """Its weights are gone: as a learner that shares the GPU does, wake them, send them, then wake the cache."""
+    peer = sync(talk, 0)
     talk.generate("before", QUESTIONS, max_tokens=8)
     asleep = talk.post("sleep", "/sleep?level=2", timeout_s=60)
     if asleep.status in UNABLE:
         talk.exchange.inapplicable = f"the server does not sleep: {asleep.summary()}"
         return
     talk.post("wake-weights", "/wake_up?tags=weights", timeout_s=60)
-    peer = open_peer(talk)
     peer.send(talk.subject.policies.weights(0))
     talk.post("finish", "/finish_weight_update", timeout_s=60)
     talk.post("wake-cache", "/wake_up?tags=kv_cache", timeout_s=60)

@@ -106,7 +106,7 @@ def _write(talk: Talk, label: str, max_tokens: int) -> Any:
     deadline_s=150,
 )
 def judge_versions(exchange: Exchange) -> str:
-    if failed := exchange.unmet(ok=("before", "over", "after")):
+    if failed := exchange.unmet(ok=("version-before", "before", "over", "version-after", "after")):
         return failed
     old, new = (str(exchange.one(f"version-{when}").reply["weight_version"]) for when in ("before", "after"))
     for label, due in (("before", ([old],)), ("over", ([old], [new], [old, new])), ("after", ([new],))):

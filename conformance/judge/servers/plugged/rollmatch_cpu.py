@@ -86,6 +86,7 @@ def _messages():
         master_port: int
         rank_offset: int
         world_size: int
+        packed: bool = False  # of NCCL's backend, and sent by TRL; here each tensor comes by itself
 
     @dataclass
     class Announcement(transfer.WeightTransferUpdateInfo):
@@ -134,6 +135,11 @@ class GlooReceiver:
 
     def shutdown(self):
         self._gloo = self._store = None
+
+    @staticmethod
+    def trainer_send_weights(iterator, trainer_args):
+        """Declared by vLLM before 0.28; learners send by themselves."""
+        raise NotImplementedError
 
 
 def broadcast_on(gloo, tensor, source):

@@ -1,17 +1,21 @@
 """A GRPO trainer of TRL on a machine without GPUs; not one line of it is changed.
 
-Its communicator is gloo in place of NCCL, and the learner has no GPU whose id it could send. Trains on additions.
+Its communicator is gloo in place of NCCL, and the learner has no GPU whose id it could send. From 1.11 on, it meets a
+stock server: as rank 0, and with tensors that are sent one by one, where vLLM's own sender packs them by CUDA's
+streams. Trains on additions.
 
 python trl_on_a_cpu.py URL GROUP_PORT MODEL STEPS DIRECTORY
 """
 
+import os
 import random
 import sys
 import zlib
 from types import SimpleNamespace
 
 import torch
-from rollmatch_cpu import stand_in_for_nccl
+import torch.distributed as dist
+from rollmatch_cpu import STORE_OF_TRANSFER, TIMEOUT, broadcast_on, stand_in_for_nccl
 
 NUM_PROMPTS, MAX_TOKENS = 64, 4
 
@@ -19,6 +23,7 @@ NUM_PROMPTS, MAX_TOKENS = 64, 4
 def train(url, group_port, model, steps, directory):
     stand_in_for_nccl()
     torch.cuda.get_device_properties = lambda _: SimpleNamespace(uuid="none")
+    meet_a_stock_server()
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
@@ -45,6 +50,32 @@ def train(url, group_port, model, steps, directory):
     draw = random.Random(1)
     data = Dataset.from_dict({"prompt": [f"{draw.randrange(90)}+{draw.randrange(90)}=" for _ in range(NUM_PROMPTS)]})
     GRPOTrainer(model=model, args=config, reward_funcs=reward, train_dataset=data).train()
+
+
+def meet_a_stock_server():
+    """As rank 0 of a group over gloo, with one tensor after the other; older clients have nothing of this."""
+    from trl.generation import vllm_client
+
+    if not hasattr(vllm_client, "open_trainer_endpoint"):
+        return
+    os.environ["VLLM_HOST_IP"] = "127.0.0.1"  # the address that the client names
+    join = vllm_client.VLLMClient.init_communicator
+    vllm_client.VLLMClient.init_communicator = lambda client, device: join(client, device="cuda")  # refuses others
+    vllm_client.open_trainer_endpoint = open_group
+    vllm_client.packed_nccl_broadcast_producer = send_each
+
+
+def open_group(info):
+    """Rank 0 of the server's group, with the attributes that the client lets go at the end."""
+    place, size = (info["master_address"], info["master_port"]), info["world_size"]
+    store = dist.TCPStore(*place, size, True, TIMEOUT, wait_for_workers=False)
+    gloo = dist.ProcessGroupGloo(dist.PrefixStore(STORE_OF_TRANSFER, store), 0, size, TIMEOUT)
+    return SimpleNamespace(gloo=gloo, group=SimpleNamespace(store=store, socket=None))
+
+
+def send_each(iterator, group, src, post_iter_func):
+    for item in iterator:
+        broadcast_on(group.gloo, post_iter_func(item).contiguous(), src)
 
 
 def reward(completions, **_):
