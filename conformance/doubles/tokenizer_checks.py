@@ -1,11 +1,25 @@
 """What holds for every real tokenizer and chat template: text, the joint of prefix and tail, calls of tools."""
 
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
 from rollmatch.model.template import Template
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.rollout_matching.answer_format import ANSWER_FORMATS
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.target import append_missed, serialize_objects
 from rollmatch.records import Geometry, GroundTruth, Sample
+
+KINDS = ("qwen3", "gemma3", "llama2", "mistral_v3", "gptoss")
+"""Real tokenizers of each kind, which are tried every day; the others where ``wide`` tests run."""
+
+
+def every_kind(names: Iterable[str]) -> list[Any]:
+    """The names as parameters of a test."""
+    return [pytest.param(name, marks=[pytest.mark.wide] * (name not in KINDS)) for name in names]
+
 
 TEXTS = (
     "ok 4",

@@ -61,6 +61,7 @@ def test_a_rank_with_fewer_rows_takes_as_many_passes(tmp_path):
     assert any([] in one["sample_ids"] for one in events if one["event"] == "packed"), "as many rows as rank 0"
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_two_ranks_send_a_stock_server_the_weights_of_a_step_once(tmp_path):
     """Such a server is named by what was committed, which rank 1 does not wait for."""

@@ -217,7 +217,11 @@ class Hangs(TeacherDouble):
 @pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#5"])
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [("hangs", "call-timeout"), ("breaks", "transport-failed"), ("faults", "server-refused")],
+    [
+        ("hangs", "call-timeout"),
+        pytest.param("breaks", "transport-failed", marks=pytest.mark.wide),
+        pytest.param("faults", "server-refused", marks=pytest.mark.wide),
+    ],
 )
 def test_a_teacher_that_fails_between_two_steps_leaves_a_checkpoint(tmp_path, kind, code):
     """Resumed, the run continues as if nothing had been."""

@@ -55,6 +55,7 @@ def test_a_policy_that_cannot_be_loaded_ends_the_wait(tmp_path):
     assert time.monotonic() - began < WAIT_S / 2
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "launchers/two-ranks-are-started-while-a-server-of-another-size-starts",
     clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#8,9"],

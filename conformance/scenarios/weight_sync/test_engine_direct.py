@@ -104,6 +104,7 @@ def test_what_is_staged_and_fails_changes_nothing(
     assert policies[1].wrote(server.infer(scene_batch, **greedy)[0])
 
 
+@pytest.mark.wide
 def test_what_runs_is_written_whole_under_one_version(instance, sender, server, policies, long_responses):
     push(sender, server, policies[1].weights)
     long_responses.of(policies[1], server)

@@ -48,6 +48,7 @@ USES = {
     "trl": (4, sync_by(lambda servers: TrlSender(servers, [rendezvous()]))),
 }
 """How many groups, and what is done with each."""
+LONG = ("in vain", "trl")
 
 
 def held(pids):
@@ -57,7 +58,9 @@ def held(pids):
 
 
 @pytest.mark.scenario(clauses=["weight-sync/weights-travel-in-memory#5"])
-@pytest.mark.parametrize("use", [pytest.param(use, marks=[pytest.mark.wide] * (use == "in vain")) for use in USES])
+@pytest.mark.parametrize(
+    "use", [pytest.param(use, marks=[pytest.mark.wide] * (use in ("in vain", "trl"))) for use in USES]
+)
 def test_groups_leave_no_threads_and_no_descriptors(instance, server, policies, use):
     """Pools of threads grow up to their size, on a busy machine later; what leaks grows with every round."""
     num_groups, use_group = USES[use]

@@ -19,7 +19,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ["server", "learner", pytest.param("two learner ranks", marks=pytest.mark.wide)])
 def test_no_module_of_the_working_directory_replaces_another(name, tmp_path):
     for module in NAMES:
         (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'a').write({module!r})\n")

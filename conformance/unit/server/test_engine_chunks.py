@@ -52,6 +52,7 @@ def test_a_tied_head_may_come_last_if_it_is_the_embedding(client):
         client.update_model_params({name: weight for name, weight in weights.items() if name != EMBEDDING})
 
 
+@pytest.mark.wide
 def test_a_trainer_that_died_leaves_its_place_to_the_next_one(instance):
     url, port = instance.server.url, free_port()
     with subprocess.Popen([sys.executable, "-c", TRAINER, url, str(port)], stdout=subprocess.PIPE, text=True) as first:

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from starlette.testclient import TestClient
 
 from conformance.doubles.stand_in import make_stand_in
@@ -15,6 +16,7 @@ from rollmatch.data import StepShape, WindowPlan
 LOCKSTEP = TrialShape(mode="off", num_ranks=1, num_servers=1, min_servers=1)
 
 
+@pytest.mark.wide
 def test_thirty_faults_lose_nothing():
     shown = []
     num_faults, num_found = on_doubles(21, num_faults=30, minutes=5, workers=8, show=shown.append)
