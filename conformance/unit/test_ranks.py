@@ -5,9 +5,12 @@ import sys
 
 import pytest
 
+from conformance.doubles.ranks import together
 from conformance.doubles.started import finish_ranks
 from rollmatch import ranks as ranks_module
+from rollmatch.errors import RolloutError
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.source import settle
 
 SCRIPT = """
 import json, pathlib, sys, time
@@ -69,3 +72,20 @@ def test_a_rank_alone_touches_no_process_group(monkeypatch):
     assert alone.gather(item) == [item]
     with pytest.raises(AttributeError):
         Ranks(learner_world_size=2).barrier()
+
+
+def test_a_rank_that_did_not_fail_names_the_first_one_that_did():
+    def attempt(rank):
+        if rank:
+            raise RolloutError(("too hot", "too cold")[rank - 1], code="odd", key="x")
+
+    def run(member):
+        with pytest.raises(RolloutError) as caught:
+            settle(lambda: attempt(member.rank), ranks=member, fence=None, journal=None)
+        return caught.value.code, caught.value.key, caught.value.problem
+
+    first, *failed = together(3, run)
+    assert first[:2] == ("rank-failed", "rollout")
+    assert first[2].startswith("rank 1: ")
+    assert "too hot" in first[2]
+    assert failed == [("odd", "x", "too hot"), ("odd", "x", "too cold")]

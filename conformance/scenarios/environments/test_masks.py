@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from conformance.doubles.ladders import TurnSide, grouped
 from conformance.doubles.locks import sample_of, segments_of
 from conformance.doubles.records import make_reply
+from conformance.doubles.tokenizer_checks import every_kind
 from conformance.tools.tokenizers import fetch_tokenizer
 from rollmatch.model.template import Template
 from rollmatch.objectives.grpo.loss import supervise_policy
@@ -71,7 +72,7 @@ def template(name):
 
 
 @pytest.mark.scenario(clauses=["environments/only-what-the-policy-wrote-is-learnt#1,2"])
-@pytest.mark.parametrize("name", ["qwen3", "smollm2", "llama3_1", "gemma3"])
+@pytest.mark.parametrize("name", every_kind(["qwen3", "smollm2", "llama3_1", "gemma3"]))
 @pytest.mark.parametrize("as_chat", [True, False])
 @settings(max_examples=25, deadline=None)
 @given(

@@ -44,12 +44,13 @@ def small(tmp_path_factory):
     return f"model.model={write_cut(tmp_path_factory.mktemp('model') / 'cut')}"
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 @pytest.mark.scenario(
     "learner-ranks/a-split-checkpoint-is-continued-by-other-ranks",
     clauses=["learner-ranks/a-run-continues-with-the-same-steps-or-not-at-all#1,2"],
 )
-@pytest.mark.parametrize("kind", [pytest.param("full", marks=pytest.mark.wide), "adapters"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_split_checkpoint_is_continued_and_exported(kind, small, tmp_path):
     fields = (small, *KINDS[kind])
     whole, losses = run(tmp_path / "whole", *fields, "training.save_steps=1")

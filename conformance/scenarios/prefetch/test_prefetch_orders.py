@@ -161,14 +161,6 @@ class Hasty(Prefetch):
             super()._wait(condition)
 
 
-class Early(Prefetch):
-    """Calls begin before the first sync."""
-
-    def submit(self, step, requests):
-        self._held = False
-        super().submit(step, requests)
-
-
 class Guarded(Prefetch):
     """The guard covers all of a caller's work, and the call inside waits for it once more."""
 

@@ -21,7 +21,6 @@ from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.watch import CallStalled
 
 pytestmark = pytest.mark.engine
-LONG = {"max_tokens": 200, "ignore_eos": True}
 """Eight of these keep the server busy for a second or two."""
 
 

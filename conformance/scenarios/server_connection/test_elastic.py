@@ -39,6 +39,7 @@ def test_a_run_whose_servers_come_and_go_equals_one_with_a_server_that_stays(lea
 AHEAD = ("custom.extra.rollout_matching.overlap=ahead", "training.packing=false")
 
 
+@pytest.mark.wide
 @pytest.mark.scenario(
     "server-connection/servers-join-and-leave-while-the-learner-learns",
     clauses=["server-connection/servers-join-and-leave-a-running-job#3,5,6,7"],

@@ -20,7 +20,6 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
-LONG = {"max_tokens": 400, "temperature": 0.0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
 
 
 @pytest.fixture
@@ -38,10 +37,6 @@ def base(server, learner, policies):
 
 def ask(client, messages=HELLO, **fields):
     return client.chat.completions.create(model=str(MODEL), messages=messages, **fields)
-
-
-def complete(client, prompt, **fields):
-    return client.completions.create(model=str(MODEL), prompt=prompt, **fields)
 
 
 def native(server, prompts, seeds=None, **sampling):

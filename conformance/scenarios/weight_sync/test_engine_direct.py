@@ -82,7 +82,7 @@ def test_what_was_broken_off_is_refused_until_a_full_sync(sender, server, polici
 
 @pytest.mark.scenario("weight-sync/a-failed-staged-update-leaves-the-old-weights")
 @pytest.mark.parametrize("sender", [True], indirect=True)
-@pytest.mark.parametrize("is_broken_off", [True, False])
+@pytest.mark.parametrize("is_broken_off", [True, pytest.param(False, marks=pytest.mark.wide)])
 def test_what_is_staged_and_fails_changes_nothing(
     sender, server, policies, scene_batch, greedy, monkeypatch, is_broken_off
 ):

@@ -25,7 +25,6 @@ EXTRA, STOPPING = "training.extra_arguments", "training.early_stopping={metric: 
 TOKENS = "training.tokens_per_micro_batch"
 SHARED = "training.share_prompts=true"
 ROW = f"{TOKENS}=1024"
-SERVER = "~.vllm.server={servers: [{base_url: 'http://127.0.0.1:8000', group_port: 51216}]}"
 BESIDE = "tuner.modules_to_save=[lm_head]"
 ALONE = ["tuner.train_type=lora", "~.rollout_backend=vllm", "~.vllm.enable_lora=true", "~.vllm.sync.mode=adapter"]
 CONTINUED = ("tuner.train_type=lora", "model.adapter=runs/a", "model.adapter_start=continue")

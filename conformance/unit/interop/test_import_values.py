@@ -4,7 +4,6 @@ import pytest
 
 from rollmatch.interop.import_config import GRPO, MATCHING, SERVER, convert
 
-LEVELS = ("token", "sequence")
 ON_BY_DEFAULT = (("trl", "shuffle_dataset"), ("swift", "dataset_shuffle"), ("swift", "train_dataloader_shuffle"))
 NEUTRAL = {
     "multi_objective_aggregation": ["sum_then_normalize"],

@@ -4,8 +4,6 @@ import threading
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from conformance.doubles.prefetching import (
     GREEDY,
@@ -20,19 +18,9 @@ from conformance.doubles.prefetching import (
 from conformance.doubles.refusals import refused
 from conformance.judge.servers.bounded import in_thread
 from rollmatch.errors import RolloutError
+from rollmatch.rollout.overlap import Ahead
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
-
-
-@settings(max_examples=15, deadline=None)
-@given(size=st.integers(1, 16), pieces=st.integers(1, 4), num_servers=st.integers(1, 3))
-def test_windows_come_back_whole_and_in_order(size, pieces, num_servers):
-    with opened(Servers(num_servers), pieces_per_server=pieces) as prefetch:
-        for step in range(3):
-            prefetch.submit(step, requests_of(step, size))
-        for step in range(3):
-            rollouts, num_dropped = prefetch.collect(step, min_version=1)
-            assert ids_of(rollouts) == list(range(step * size, (step + 1) * size))
-            assert num_dropped == 0
+from rollmatch.rollout.retry import ServerRestarted
 
 
 def test_nothing_is_requested_while_it_is_held():
@@ -45,22 +33,6 @@ def test_nothing_is_requested_while_it_is_held():
             time.sleep(0.05)
             assert servers.asked == []
         assert len(prefetch.collect(0, min_version=1)[0]) == 4
-
-
-def test_quiet_waits_for_calls_under_way_and_lets_none_begin():
-    servers = Servers(1)
-    with opened(servers, callers_per_server=1, pieces_per_server=2) as prefetch:
-        servers.gate.clear()
-        prefetch.submit(0, requests_of(0, 4))
-        until(lambda: servers.under_way == 1)
-        threading.Timer(0.1, servers.gate.set).start()
-        with prefetch.quiet():
-            assert servers.under_way == 0
-            time.sleep(0.1)
-            assert len(servers.asked) == 1
-            servers.version = 2
-        rollouts, _ = prefetch.collect(0, min_version=1)
-        assert [rollout.policy_version for rollout in rollouts] == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +52,25 @@ def test_what_has_become_too_old_is_requested_again_and_nothing_else(old, again)
         assert ids_of(rollouts) == list(range(6))
         assert {rollout.policy_version for rollout in rollouts} == {1}
         assert (sorted(servers.asked), num_dropped) == (again, len(old))
+
+
+def test_a_sync_waits_for_the_window_that_is_learnt_next_alone():
+    """Where its server was restarted, the rest of it is generated after the sync."""
+    servers = Servers(1)
+    with opened(servers) as prefetch:
+        overlap = Ahead(None, prefetch, max_staleness=2, lead=2)
+        overlap.wait_for_next()
+        prefetch.submit(0, requests_of(0, 2))
+        prefetch.wait_for(0)
+        servers.gate.clear()
+        prefetch.submit(1, requests_of(1, 2))
+        overlap.wait_for_next()
+        assert not prefetch.windows[1].is_complete
+        prefetch.forget(0)
+        servers.broken = {2: ServerRestarted("another process", key="http://s:1")}
+        servers.gate.set()
+        overlap.wait_for_next()
+        assert not prefetch.windows[1].is_complete
 
 
 def test_a_server_that_continues_with_old_weights_is_an_error():

@@ -18,6 +18,7 @@ from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.hf import HfBackend
 
 pytestmark = pytest.mark.engine
+WIDE = pytest.mark.wide
 
 SAMPLED = Decoding(max_new_tokens=48, temperature=1.0)
 SHORT = Decoding(max_new_tokens=32)
@@ -79,7 +80,9 @@ def test_greedy_rollouts_equal_generate_token_for_token(engine, requests_16, gre
     assert ids_of(engine.generate(requests_16, GREEDY)) == ids_of(greedy_16)
 
 
-@pytest.mark.parametrize("part", ["every weight", "vision tower", "language model"])
+@pytest.mark.parametrize(
+    "part", [pytest.param("every weight", marks=pytest.mark.wide), "vision tower", "language model"]
+)
 def test_changed_weights_answer_the_same_images_and_long_prompts_anew(part, engine, sdpa_model, long_requests):
     original = engine.generate(long_requests, SHORT)
     assert min(len(rollout.prompt_token_ids) for rollout in original) > 256
@@ -154,7 +157,7 @@ def test_sampling_is_repeatable_per_seed_whoever_stands_beside_it(engine, reques
     assert tokens(other) != tokens(first)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=WIDE), 0.7])
 def test_log_probabilities_are_those_of_the_sampled_distribution(temperature, engine, requests_16, sdpa_model):
     parameters = dataclasses.replace(SAMPLED, temperature=temperature, logprobs=True)
     rollouts = engine.generate(requests_16[:8], parameters)

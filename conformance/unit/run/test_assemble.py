@@ -10,8 +10,6 @@ from conformance.doubles.started import HF
 from rollmatch.ranks import Ranks
 from rollmatch.run import assemble, computing
 
-VLLM = "custom.extra.rollout_matching.vllm"
-
 
 @pytest.fixture(params=[False, True], ids=["cpu", "gpu"])
 def on_gpu(request, monkeypatch):

@@ -62,7 +62,6 @@ def test_the_first_of_the_longest_is_named():
 
 
 ROLLOUT = "custom.extra.rollout_matching"
-NARROW = ("global_max_length=10", f"{ROLLOUT}.max_new_tokens=1", f"{ROLLOUT}.vllm.max_model_len=null")
 
 
 def test_the_first_and_the_longest_prompt_with_images_are_compared_with_the_processor_s():

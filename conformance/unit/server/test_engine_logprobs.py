@@ -29,8 +29,11 @@ def backend(backend, policies):
     return backend
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("kind", [NativeDialect, SwiftDialect, TrlDialect], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    [(NativeDialect, 1.0), (SwiftDialect, 0.7), pytest.param(TrlDialect, 0.7, marks=pytest.mark.wide)],
+    ids=["native", "swift", "trl"],
+)
 def test_they_are_those_of_the_sampled_distribution(kind, temperature, backend, scene_requests, model):
     server = backend.servers[0]
     server.dialect = kind(server.base_url)

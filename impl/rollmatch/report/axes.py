@@ -42,6 +42,10 @@ def value_axis(low: float, high: float, *, start: float, end: float, as_percent:
     ['0', '0.2', '0.4', '0.6', '0.8', '1']
     >>> [tick.label for tick in value_axis(0.0, 7_000.0, start=0.0, end=1.0).ticks]
     ['0', '2k', '4k', '6k', '8k']
+    >>> [tick.label for tick in value_axis(0.0, 0.03, start=0.0, end=1.0, as_percent=True).ticks]
+    ['0%', '1%', '2%', '3%']
+    >>> value_axis(-3.0, 11.0, start=200.0, end=12.0).place(1e300)
+    12.0
     """
     low, high = _widened(low, high)
     gap = _round_gap((high - low) / 5)

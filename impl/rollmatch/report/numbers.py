@@ -67,8 +67,8 @@ def compact(value: object) -> str:
 def duration(seconds: object) -> str:
     """A length of time in its two largest units.
 
-    >>> duration(7.25), duration(95), duration(7_380), duration(180_000)
-    ('7.2 s', '1 min 35 s', '2 h 3 min', '2 d 2 h')
+    >>> duration(59.9), duration(60), duration(3_599), duration(3_600), duration(86_400), duration(None)
+    ('59.9 s', '1 min 0 s', '59 min 59 s', '1 h 0 min', '1 d 0 h', '-')
     """
     number = finite(seconds)
     if number is None:

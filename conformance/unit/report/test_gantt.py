@@ -1,101 +1,10 @@
-"""Axes and numbers as people read them; who was busy when."""
-
-import math
+"""Who was busy when, as a picture."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conformance.doubles.runs import START_S, run_event, step_events
-from rollmatch.report.axes import step_axis, value_axis
 from rollmatch.report.gantt import LEFT, RIGHT, make_gantt
 from rollmatch.report.history import make_history
-from rollmatch.report.numbers import compact, duration, finite, fixed, percent, plain
-
-values = st.floats(min_value=-1e15, max_value=1e15)
-
-
-@given(values, values, values)
-def test_a_value_axis_covers_its_range_and_places_are_finite(low, high, value):
-    low, high = sorted((low, high))
-    axis = value_axis(low, high, start=200.0, end=12.0)
-    slack = 1e-6 * max(1.0, abs(low), abs(high))
-    assert axis.low <= low + slack
-    assert axis.high >= high - slack
-    assert 2 <= len(axis.ticks) <= 9
-    assert all(12.0 <= axis.place(one) <= 200.0 for one in (low, high, value))
-
-
-@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(1, 1e6))
-def test_larger_values_stand_higher_and_ends_at_the_ends(one, other, top):
-    axis = value_axis(0.0, top, start=200.0, end=12.0)
-    low, high = sorted((one, other))
-    assert axis.place(high) <= axis.place(low)
-    unit = value_axis(0.0, 1.0, start=200.0, end=12.0)
-    assert (unit.place(0.0), unit.place(0.5), unit.place(1.0)) == (200.0, 106.0, 12.0)
-
-
-@given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_step_ticks_are_whole_steps_inside_the_range(first, length):
-    axis = step_axis(first, first + length, start=48.0, end=448.0)
-    assert 1 <= len(axis.ticks) <= 9
-    assert all(first <= tick.value <= first + length and tick.value == int(tick.value) for tick in axis.ticks)
-    assert all(math.isfinite(axis.place(tick.value)) for tick in axis.ticks)
-
-
-@pytest.mark.parametrize(
-    ("high", "as_percent", "labels"),
-    [
-        (0.05, True, ["0%", "1%", "2%", "3%", "4%", "5%"]),
-        (1.0, True, ["0%", "20%", "40%", "60%", "80%", "100%"]),
-        (0.003, False, ["0", "0.001", "0.002", "0.003"]),
-        (2_500.0, False, ["0", "500", "1k", "1.5k", "2k", "2.5k"]),
-        (3e6, False, ["0", "1M", "2M", "3M"]),
-    ],
-)
-def test_labels_are_short_and_distinct(high, as_percent, labels):
-    assert [tick.label for tick in value_axis(0.0, high, start=0.0, end=1.0, as_percent=as_percent).ticks] == labels
-
-
-ODD = [None, True, "3", [], {}, float("nan"), math.inf, -math.inf, 10**400, 1e300]
-
-
-@pytest.mark.parametrize("value", ODD)
-def test_what_is_no_finite_number_is_a_dash_everywhere(value):
-    assert finite(value) is None
-    assert {compact(value), duration(value), percent(value), plain(value)} == {"-"}
-    assert fixed(value) == "    -"
-
-
-@given(st.floats(min_value=-999.0, max_value=99_999.0))
-def test_fixed_always_takes_five_characters_and_keeps_the_value(value):
-    text = fixed(value)
-    assert len(text) == 5
-    assert float(text) == pytest.approx(value, abs=max(0.0051, 0.51 if abs(value) >= 99 else 0.051))
-
-
-@given(st.integers(min_value=0, max_value=10**15))
-def test_compact_keeps_three_digits(value):
-    text = compact(value)
-    scale = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.get(text[-1])
-    number = float(text[:-1]) * scale if scale else float(text)
-    assert number == pytest.approx(value, rel=0.006)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0.0 s"),
-        (59.9, "59.9 s"),
-        (60, "1 min 0 s"),
-        (3599, "59 min 59 s"),
-        (3600, "1 h 0 min"),
-        (86_400, "1 d 0 h"),
-    ],
-)
-def test_durations_change_units_at_their_borders(seconds, text):
-    assert duration(seconds) == text
-
 
 SECONDS = 10.0
 
