@@ -191,6 +191,12 @@ def required(name):
     return direct.union(*map(required, direct))
 
 
+def test_of_a_server_that_has_died_its_last_answer_is_the_reason(bench):
+    """Not what a learner then meets: a refused join, or a group that nobody enters."""
+    verdict = bench.ask("vllm", BY_ID["wrong-shape-is-survived"], "a wrong shape ends the service")
+    assert verdict.reason == "after: POST /v1/completions -> 500 {'problem': 'the engine is dead'}"
+
+
 def test_where_no_response_stops_nothing_is_known_of_stop_tokens(bench, monkeypatch):
     monkeypatch.setattr(generation, "ENDING_TOKENS", 1)
     verdict = bench.ask("swift", BY_ID["stop-token-is-kept-or-not"])
