@@ -194,22 +194,6 @@ def test_tools_are_paid_by_reward_functions(variant):
 LORA, MEASURED = "tuner.train_type=lora", f"{SECTION}beta=0.1"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "in_batch", "old"),
-    [
-        ((LORA,), False, "current"),
-        ((LORA, MEASURED), True, "current"),
-        ((LORA, MEASURED, f"{SECTION}num_iterations=2"), False, "recomputed"),
-        ((LORA, MEASURED, f"{SECTION}steps_per_generation=2"), True, "recomputed"),
-        (("tuner.train_type=full", MEASURED), False, "current"),
-        ((f"{SECTION}steps_per_generation=2", f"{SECTION}old_logprobs=server"), False, "server"),
-    ],
-)
-def test_rollouts_used_once_are_scored_while_they_are_learnt_from(overrides, in_batch, old):
-    config = config_with(*GRPO, "~.max_staleness=9", *overrides)
-    assert (effective.reference_in_batch(config), effective.old_logprobs(config)) == (in_batch, old)
-
-
 BETA, LORA = "custom.extra.grpo.beta=0.1", "tuner.train_type=lora"
 
 

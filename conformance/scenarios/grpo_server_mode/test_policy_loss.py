@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.doubles.loss_cases import supervision_of
@@ -44,33 +43,6 @@ def score(logprobs, *segments, totals=None, **rules):
     terms = score_tokens(column, supervision=supervision, rules=rules_with(**rules), totals=totals)
     terms.total.backward()
     return float(terms.total.detach()), column.grad.tolist(), terms.figures
-
-
-@given(
-    written=st.lists(st.lists(st.booleans(), min_size=1, max_size=5).filter(any), min_size=1, max_size=3),
-    normalize=st.sampled_from(["token", "sequence", "constant"]),
-    importance=st.sampled_from(["token", "sequence"]),
-    level=st.sampled_from(["token", "sequence", "geometric"]),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=60, deadline=None)
-def test_tokens_of_an_environment_count_nowhere(written, normalize, importance, level, seed):
-    """The loss is that of segments without them, whatever is averaged or summed over a segment."""
-    chance = torch.Generator().manual_seed(seed)
-    now, masked, cut = [], [], []
-    for mask in written:
-        columns = {name: (-torch.rand(len(mask), generator=chance)).tolist() for name in ("old", "sampler", "now")}
-        kept = {name: [v for v, is_own in zip(values, mask, strict=True) if is_own] for name, values in columns.items()}
-        now += kept["now"]
-        masked.append(_off_policy(columns, is_written=mask))
-        cut.append(_off_policy(kept))
-    rules = {"normalize": normalize, "importance": importance, "correction": Correction(level=level, high=1.1)}
-    assert score(now, *masked, **rules)[:2] == score(now, *cut, **rules)[:2]
-
-
-def _off_policy(columns, **fields):
-    named = {"old_logprobs": columns["old"], "sampler_logprobs": columns["sampler"]}
-    return segment(len(columns["old"]), advantages=[0.5] * len(columns["old"]), **named, **fields)
 
 
 @pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-are-checked#10"])
@@ -212,16 +184,6 @@ def test_a_masked_completion_has_no_token_but_counts_as_one(normalize, weight):
     rules = rules_with(normalize=normalize)
     policy_loss(logits, supervision=supervision, rules=rules, totals=totals, is_kept=False).total.backward()
     assert logits.grad.abs().sum(-1).bool().tolist() == [True, True, False, False, False, False, False]
-
-
-def test_a_step_of_masked_completions_only_moves_nothing():
-    supervision = supervision_of(segment(2, is_masked=True))
-    totals = count_policy_totals([supervision], list)
-    logits = torch.randn(0, NUM_IDS, requires_grad=True)
-    terms = policy_loss(logits, supervision=supervision, rules=rules_with(), totals=totals, is_kept=True)
-    terms.total.backward()
-    assert float(terms.total.detach()) == 0
-    assert set(terms.figures.values()) == {0.0}
 
 
 def random_segment(length, prompt_len, seed, is_masked):

@@ -49,14 +49,3 @@ def test_ranks_normalise_as_one(batch, how):
 def test_lists_of_other_lengths_are_not_paired(call):
     with pytest.raises(ValueError, match="zip"):
         call()
-
-
-def test_what_an_environment_wrote_neither_counts_nor_learns():
-    mask = [(True, False, True)]
-    assert normalize([(1.0, 50.0, 3.0)], mask, "whiten", alone().sum)[0] == pytest.approx((-(0.5**0.5), 0, 0.5**0.5))
-    assert normalize([(1.0, 50.0, 3.0)], mask, "none", alone().sum) == [(1.0, 0.0, 3.0)]
-    assert normalize([(0.3, 0.3), (0.3,)], [(True, True), (True,)], "whiten", alone().sum) == [(0.0, 0.0), (0.0,)]
-    assert normalize([(0.0, 0.0)], [(True, True)], "scale", alone().sum) == [(0.0, 0.0)]
-    assert normalize([(3.0,)], [(True,)], "scale", alone().sum) == [(1.0,)]
-    assert normalize([(3.0,)], [(True,)], "whiten", alone().sum) == [(0.0,)]
-    assert normalize([(3.0,)], [(False,)], "whiten", alone().sum) == [(0.0,)]

@@ -58,9 +58,7 @@ def held(pids):
 
 
 @pytest.mark.scenario(clauses=["weight-sync/weights-travel-in-memory#5"])
-@pytest.mark.parametrize(
-    "use", [pytest.param(use, marks=[pytest.mark.wide] * (use in ("in vain", "trl"))) for use in USES]
-)
+@pytest.mark.parametrize("use", [pytest.param(use, marks=[pytest.mark.wide] * (use in LONG)) for use in USES])
 def test_groups_leave_no_threads_and_no_descriptors(instance, server, policies, use):
     """Pools of threads grow up to their size, on a busy machine later; what leaks grows with every round."""
     num_groups, use_group = USES[use]

@@ -17,10 +17,6 @@ from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.run import connect
 
 VLLM = "~.vllm"
-TWO = (
-    *(f"{VLLM}.mode=server", f"{VLLM}.server.base_url=[http://127.0.0.1:1, http://127.0.0.1:2]"),
-    f"{VLLM}.server.group_port=7",
-)
 
 
 @pytest.fixture
@@ -76,12 +72,18 @@ def test_rank_0_compares_its_tensors_where_it_holds_them_whole(
 
 
 @pytest.mark.parametrize(("timeout_s", "broadcast_s"), [(5, 5.0), (240, 20.0)])
-def test_a_broadcast_has_twenty_seconds_or_as_long_as_a_server_is_waited_for(timeout_s, broadcast_s):
-    config = config_with(*TWO, f"{VLLM}.server.timeout_s={timeout_s}", "training.output_dir=runs/../here")
-    section = config.custom.extra.rollout_matching.vllm.server
-    made = connect._rendezvous(config, connect.pair_servers(section)[1])
-    assert (made.host, made.port, made.timeout_s, made.join_timeout_s) == ("127.0.0.1", 8, broadcast_s, timeout_s)
+def test_a_broadcast_has_twenty_seconds_or_as_long_as_a_server_is_waited_for(urls, timeout_s, broadcast_s):
+    settings = (f"{VLLM}.server.timeout_s={timeout_s}", "training.output_dir=runs/../here")
+    made = connected_with(urls, *settings).sender.rendezvous
+    assert (made.host, made.port, made.timeout_s, made.join_timeout_s) == ("127.0.0.1", 7, broadcast_s, timeout_s)
     assert made.client.endswith("/here")
+
+
+@pytest.mark.parametrize(("limit", "used"), [("null", None), ("0", None), ("-1", None), ("0.5", 0.5)])
+def test_a_call_has_no_limit_unless_it_is_above_zero(urls, monkeypatch, limit, used):
+    monkeypatch.setenv("ROLLMATCH_API_KEY", "")
+    settings = {server.settings for server in connected_with(urls, f"{VLLM}.server.infer_timeout_s={limit}").servers}
+    assert {(one.infer_timeout_s, one.api_key) for one in settings} == {(used, None)}
 
 
 @pytest.mark.parametrize(

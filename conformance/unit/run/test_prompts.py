@@ -61,9 +61,6 @@ def test_the_first_of_the_longest_is_named():
     assert fit_prompts(load_digits(), CountedTemplate(), [*samples_of(3), first, second]).origin == first.origin
 
 
-ROLLOUT = "custom.extra.rollout_matching"
-
-
 def test_the_first_and_the_longest_prompt_with_images_are_compared_with_the_processor_s():
     template = CountedTemplate()
     fit = fit_prompts(load_digits(), template, [*samples_of(30, images=()), *samples_of(7, 5, 9, 8)])

@@ -7,11 +7,10 @@ import pytest
 from conformance.doubles.configs import config_with
 from conformance.doubles.http_server import answering
 from conformance.doubles.refusals import refused
-from rollmatch.config.servers import server_section
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.launch import learner
 from rollmatch.launch.nodes import Placement
-from rollmatch.run import connect, machine, server_checks
+from rollmatch.run import machine, server_checks
 
 SERVER = "custom.extra.rollout_server"
 
@@ -60,16 +59,6 @@ def test_the_learner_s_gpus_are_those_it_was_given(monkeypatch, value, gpus):
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert server_checks.learner_gpus() == gpus
-
-
-@pytest.mark.parametrize(("limit", "used"), [("null", None), ("0", None), ("-1", None), ("0.5", 0.5)])
-def test_a_call_has_no_limit_unless_it_is_above_zero(monkeypatch, limit, used):
-    monkeypatch.setenv("ROLLMATCH_API_KEY", "")
-    section = "~.vllm.server"
-    address = (f"{section}.base_url=http://a:1", f"{section}.group_port=2")
-    config = config_with("~.vllm.mode=server", *address, f"{section}.infer_timeout_s={limit}")
-    settings = connect._client_settings(server_section(config))
-    assert (settings.infer_timeout_s, settings.api_key) == (used, None)
 
 
 @pytest.mark.parametrize("eager", [True, False])

@@ -19,12 +19,6 @@ def merge_by_hand(base, merge, tensors):
     return tensors[merge.magnitude].double()[:, None] * total / total.norm(dim=1, keepdim=True)
 
 
-def test_names_are_those_of_the_plain_model():
-    plain = dict(make_tiny_qwen3_vl().named_parameters())
-    assert dict(named_weights(adapted())).keys() == plain.keys()
-    assert all(torch.equal(weight, plain[name]) for name, weight in named_weights(make_tiny_qwen3_vl()))
-
-
 def test_weights_that_have_to_be_merged_are_listed_before():
     policy = adapted()
     assert [spec.name for spec in named_weights(policy).specs()] == [name for name, _ in named_weights(policy)]
@@ -37,10 +31,6 @@ def test_weights_are_read_when_iterated_over():
     with torch.no_grad():
         model.model.norm.weight.fill_(3.0)
     assert dict(weights)["model.norm.weight"].eq(3.0).all()
-
-
-def test_a_plain_model_is_not_sharded():
-    assert not named_weights(make_tiny_qwen3()).is_sharded
 
 
 def test_a_ddp_wrapper_is_taken_off():
