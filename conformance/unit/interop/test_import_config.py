@@ -290,6 +290,45 @@ def test_variables_before_a_command_are_read():
     assert made.left_out == {}
 
 
+def test_a_script_is_read_with_its_command_line(tmp_path):
+    """As TRL's examples are started, whose scripts read all settings from it."""
+    path = tmp_path / "grpo_vlm.py"
+    path.write_text(
+        """
+rows = load_dataset("lmms-lab/open-r1", split="train").map(to_chat)
+trainer = GRPOTrainer(model=model_args.model_name_or_path, args=training_args, reward_funcs=[accuracy_reward])
+"""
+    )
+    line = f"accelerate launch --config_file=zero3.yaml {path} --model_name_or_path M --output_dir o --beta 0.1"
+    made = convert(*read_source(shlex.split(line)))
+    assert (made.keys["model.model"], made.keys[f"{GRPO}.beta"], made.keys["training.output_dir"]) == ("M", 0.1, "o")
+    assert made.keys[f"{GRPO}.rewards"] == [{"function": "trl.rewards:accuracy_reward", "weight": 1.0}]
+    assert made.keys["custom.dataset.source"] == "lmms-lab/open-r1"
+    with refused("import-source-unreadable", "SOURCE", problem="has no GRPOConfig(...)"):
+        read_source([str(path)])
+
+
+def test_what_only_running_a_script_would_tell_is_left_out(tmp_path):
+    path = tmp_path / "train_it.py"
+    path.write_text(
+        """
+rate, length = 1e-5, 100
+prompt_length = 100
+args = GRPOConfig(output_dir="o", max_prompt_length=prompt_length, learning_rate=cli.rate, beta=rate)
+trainer = GRPOTrainer(model, [short, lib.long], args)
+"""
+    )
+    made = convert(*read_source([str(path)]))
+    assert made.keys["global_max_length"] == 100 + 512
+    assert made.left_out == {
+        "learning_rate": "cli.rate is no plain value",
+        "beta": "rate is no plain value",
+        "model_name_or_path": "model is no plain value",
+    }
+    assert [one["function"] for one in made.keys[f"{GRPO}.rewards"]] == ["train_it:short", "lib:long"]
+    assert "needed: model.model" not in made.text()
+
+
 def test_a_script_s_data_set_is_read(tmp_path):
     path = tmp_path / "train_it.py"
     path.write_text(

@@ -20,7 +20,7 @@ from rollmatch.config.connection import FIRST_GROUP_PORT
 from rollmatch.config.layers import nested
 from rollmatch.config.training import Reporter
 from rollmatch.errors import ConfigError
-from rollmatch.interop.import_source import read_source
+from rollmatch.interop.import_source import Expression, read_source
 from rollmatch.interop.import_tables import (
     ATTENTION,
     DATASET,
@@ -59,6 +59,7 @@ class Imported:
         """Our YAML; what is missing and what was left out stand above it as comments."""
         given = {*self.keys, *(("custom.train_jsonl", "custom.val_jsonl") if DATASET in self.keys else ())}
         said = {"custom.train_jsonl": ("dataset", "dataset_name"), f"{GRPO}.rewards": ("reward_funcs",)}
+        said |= {"model.model": ("model_name_or_path",), "training.output_dir": ("output_dir",)}
         lines = [
             f"# not set here, and needed: {key}"
             for key in NEEDED
@@ -80,6 +81,8 @@ def import_config(options: argparse.Namespace) -> None:
 
 def convert(kind: str, fields: Mapping[str, object]) -> Imported:
     """Our keys for those of ``trl`` or ``swift``, with the source's defaults where ours differ."""
+    unread = {name: f"{value} is no plain value" for name, value in fields.items() if isinstance(value, Expression)}
+    fields = {name: value for name, value in fields.items() if name not in unread}
     given = _with_defaults(kind, fields)
     renamed = SHARED | (TRL if kind == "trl" else SWIFT)
     made = Imported(keys={"custom.trainer_variant": "grpo"})
@@ -109,7 +112,7 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
     if kind == "trl" or {"eval_strategy", "evaluation_strategy"} & fields.keys():  # ms-swift's follows from its data
         _convert_evaluation(made, fields)
     unasked = DEFAULTS[kind].keys() - fields.keys()
-    made.left_out = {name: reason for name, reason in made.left_out.items() if name not in unasked}
+    made.left_out = {name: reason for name, reason in made.left_out.items() if name not in unasked} | unread
     return made
 
 

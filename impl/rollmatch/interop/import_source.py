@@ -23,6 +23,10 @@ def read_source(words: Sequence[str]) -> tuple[str, dict[str, object]]:
         fields = read_words([f"--{one}" for one in variables]) | read_words(words[2:])
         inner = fields.pop("config", None)
         return words[0], (_read_yaml(str(inner)) if inner else {}) | fields
+    for place, word in enumerate(words):
+        if word.endswith(".py"):  # behind python, torchrun or accelerate launch with their options
+            given = read_words(words[place + 1 :])
+            return "trl", _read_script(Path(word), is_called=bool(given)) | given
     if len(words) > 1:
         problem = f"{shell_line(words, {})} begins with neither swift nor trl"
         raise ConfigError(
@@ -31,8 +35,6 @@ def read_source(words: Sequence[str]) -> tuple[str, dict[str, object]]:
             key="SOURCE",
             remedy="Give one YAML, or the whole command after --.",
         )
-    if words[0].endswith(".py"):
-        return "trl", _read_script(Path(words[0]))
     fields = _read_yaml(words[0])
     return ("swift" if "rlhf_type" in fields or "model" in fields else "trl"), fields
 
@@ -65,62 +67,82 @@ SCRIPTED = {"GRPOConfig": None, "GRPOTrainer": ("model", "reward_funcs"), "LoraC
 PEFT_NAMES = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
 
 
-def _read_script(path: Path) -> dict[str, object]:
-    """Plain arguments of GRPOConfig(...), GRPOTrainer(...), LoraConfig(...) and load_dataset(...).
+class Expression(str):
+    """An argument that only running the script would tell."""
 
-    Names of functions stay names. Errors: ``import-source-unreadable``.
+
+def _read_script(path: Path, *, is_called: bool) -> dict[str, object]:
+    """Arguments of GRPOConfig(...), GRPOTrainer(...), LoraConfig(...) and load_dataset(...).
+
+    Names of reward functions stay names; what is no plain value is an ``Expression``. ``is_called``: the command line
+    stands for GRPOConfig(...). Errors: ``import-source-unreadable``.
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
         problem, remedy = f"{path}: {error}", "Give a readable script."
         raise ConfigError(problem, code="import-source-unreadable", key="SOURCE", remedy=remedy) from error
-    fields, called = dict[str, object](), False
+    fields, constants = dict[str, object](), _constants_of(tree)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda node: (node.lineno, node.end_col_offset or 0)):
         name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
         if name == "map":
             fields["map"] = True
         if name == "load_dataset":
-            fields = _dataset_of(call, fields) | fields
+            fields = _dataset_of(call, fields, constants) | fields
         if name not in SCRIPTED:
             continue
-        wanted, called = SCRIPTED[name], called or name == "GRPOConfig"
+        wanted, is_called = SCRIPTED[name], is_called or name == "GRPOConfig"
         named = {one.arg: one.value for one in call.keywords if one.arg is not None}
         if name == "GRPOTrainer":
             named = dict(zip(("model", "reward_funcs"), call.args)) | named
         for key, value in named.items():
-            if wanted is None or key in wanted:
-                fields[PEFT_NAMES.get(key, key) if name == "LoraConfig" else key] = _value_of(value, path.stem)
+            if key == "reward_funcs":
+                fields[key] = _functions_of(value, path.stem)
+            elif wanted is None or key in wanted:
+                fields[PEFT_NAMES.get(key, key) if name == "LoraConfig" else key] = _plain(value, constants)
         fields |= {"use_peft": True} if name == "LoraConfig" else {}
-    if not called:
-        problem, remedy = f"{path} has no GRPOConfig(...)", "Give the script that makes one."
+    if not is_called:
+        problem, remedy = f"{path} has no GRPOConfig(...)", "Give one that makes it, or its command line after --."
         raise ConfigError(problem, code="import-source-unreadable", key="SOURCE", remedy=remedy)
     if "model" in fields:
         fields["model_name_or_path"] = fields.pop("model")
     return fields
 
 
-def _dataset_of(call: ast.Call, before: Mapping[str, object]) -> dict[str, object]:
+def _constants_of(tree: ast.Module) -> dict[str, object]:
+    """Plain values that the script gives names."""
+    pairs = [(node.targets[0], node.value) for node in tree.body if isinstance(node, ast.Assign)]
+    values = {name.id: _plain(value, {}) for name, value in pairs if isinstance(name, ast.Name)}
+    return {name: value for name, value in values.items() if not isinstance(value, Expression)}
+
+
+def _dataset_of(call: ast.Call, before: Mapping[str, object], constants: Mapping[str, object]) -> dict[str, object]:
     """What ``load_dataset(...)`` reads, under TRL's names; a second call is that of the evaluation."""
     named = dict(zip(("path", "name"), call.args)) | {one.arg: one.value for one in call.keywords if one.arg}
-    read = {name: _value_of(value, "") for name, value in named.items()}
+    read = {name: _plain(value, constants) for name, value in named.items()}
     part = read.get("data_files", read.get("split"))
     found = {"dataset_name": read.get("path"), "dataset_config": read.get("name"), "dataset_train_split": part}
     found = {"dataset_test_split": part} if "dataset_name" in before else found
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _value_of(node: ast.expr, module: str) -> object:
-    """A plain value; a name as the name of a function of that script, which is how rewards are named."""
+def _functions_of(node: ast.expr, module: str) -> object:
+    """Names of functions of that script or of others, which is how rewards are named."""
     if isinstance(node, ast.List | ast.Tuple):
-        return [_value_of(one, module) for one in node.elts]
+        return [_functions_of(one, module) for one in node.elts]
     if isinstance(node, ast.Name):
         return node.id if node.id in TRL_REWARDS else f"{module}.{node.id}"
+    return ast.literal_eval(node) if isinstance(node, ast.Constant) else ast.unparse(node)
+
+
+def _plain(node: ast.expr, constants: Mapping[str, object]) -> object:
+    if isinstance(node, ast.Name) and node.id in constants:
+        return constants[node.id]
     try:
         return ast.literal_eval(node)
     except ValueError:
-        return ast.unparse(node)
+        return Expression(ast.unparse(node))
 
 
 def _read_yaml(path: str) -> dict[str, object]:
