@@ -39,6 +39,7 @@ class NativeDouble:
         self.aliases = aliases or {}
         self.policy_version = policy_version
         self.instance, self.num_starts = "0", 1
+        self.keeps = True
         self.faults, self.calls, self.digests = {}, [], None
         self.group, self.client, self.staged, self.version = None, None, None, 0
         self.announced = {}
@@ -83,6 +84,7 @@ class NativeDouble:
             "protocol": PROTOCOL,
             "digest": DIGEST_KIND,
             "transports": ["gloo"],
+            "keep": self.keeps,
             "tensors": tensors,
             "aliases": self.aliases,
         }

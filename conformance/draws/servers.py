@@ -3,6 +3,7 @@
 import base64
 import io
 import struct
+import time
 from contextlib import contextmanager
 from functools import partial
 
@@ -35,6 +36,9 @@ def teaching(draw, directory):
 class ScriptedServer(NativeDouble):
     """Of the native dialect. ``fails``: (route, number of the call, what happens: drop or away)."""
 
+    slow_s = 0.0
+    """How long a response takes, so that a sync may come within."""
+
     def __init__(self, directory, words, variant, fails=()):
         super().__init__(load_file(directory / "model.safetensors"))
         self.words, self.variant, self.fails = words, variant, list(fails)
@@ -58,6 +62,7 @@ class ScriptedServer(NativeDouble):
 
     def infer(self, body):
         made = super().infer(body)
+        time.sleep(self.slow_s)
         sizes = [Image.open(io.BytesIO(raw)).size for raw in body["images"]]
         for request, response in zip(body["requests"], made["responses"], strict=True):
             sampling = request.get("sampling", body["sampling"])
@@ -72,6 +77,8 @@ class ScriptedServer(NativeDouble):
             seen = self.words.expanded(prompt, [sizes[place] for place in request["images"]])
             response |= {"response_token_ids": _packed(ids, "i"), "prompt_token_ids": _packed(seen, "i")}
             response["finish_reason"] = "stop" if ids[-1] == self.words.stop else "length"
+            if len(ids) > 1 and self.policy_version > response["policy_version"]:  # a sync came, and ids stay the same
+                response["policy_versions"] = [[response["policy_version"], 1], [self.policy_version, len(ids) - 1]]
             if sampling.get("logprobs"):
                 response["logprobs"] = _packed(logprobs, "f")
         return made
@@ -252,6 +259,8 @@ def scripted(draw, directory, words):
         SERVERS[draw.get("dialect", "native")](directory, words, variant, one.get("fails", ()))
         for one in draw.get("servers", [])
     ]
+    for server in servers:
+        server.slow_s = draw.get("slow_s", 0.0)
     with serving(*servers) as urls:
         section = "custom.extra.rollout_matching.vllm"
         named = [{"base_url": url, "group_port": free_port()} for url in urls]

@@ -330,5 +330,7 @@ def _ahead(one_of, made):
             if keys[f"{R}.vllm.sync.in_flight"] == "keep" and f"{R}.pieces_per_server" not in keys:
                 late = one_of(0, 1, 2)
                 keys |= {f"{R}.late_windows": late, f"{R}.max_staleness": (late + 2) * length - 1 + one_of(0, 1)}
+        elif "dialect" not in made:
+            keys[f"{R}.vllm.sync.in_flight"] = one_of("wait", "keep")
         if keys.get(f"{G}.correction_cap", 2.0) is None:
             keys[f"{G}.old_logprobs"] = "server"

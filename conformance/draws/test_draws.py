@@ -101,6 +101,20 @@ def test_steps_that_take_the_first_complete_groups_agree_with_the_oracle(further
     judge_episodes(keys | {f"{T}.max_steps": 6, f"{T}.per_device_train_batch_size": 2}, further, tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("further", [{}, pytest.param({"ranks": 2}, marks=pytest.mark.wide)])
+def test_responses_that_meet_a_sync_agree_with_the_oracle(further, tmp_path):
+    """Two servers that are slower than the learner; the oldest version of a response counts."""
+    ahead = {f"{R}.rollout_backend": "vllm", f"{R}.overlap": "ahead", f"{R}.max_staleness": 2}
+    keys = PLAIN | ahead | {f"{R}.vllm.sync.in_flight": "keep", f"{G}.num_generations": 2, f"{T}.max_steps": 5}
+    samples = [{"prompt": f"{number}a"} for number in range(5)]
+    draw = {"family": "qwen3", "samples": samples, "servers": [{}, {}], "slow_s": 1.0, "keys": keys} | further
+    judge(draw, tmp_path / "draw", tmp_path / "models")
+    events = [json.loads(line) for line in (tmp_path / "draw/run/journal.jsonl").read_text().splitlines()]
+    runs = [each for event in events for each in event.get("policy_versions", []) if event["event"] == "generated"]
+    assert any(len(each) > 1 for each in runs), "no sync came within a response"
+
+
 def judge_episodes(own, further, folder):
     keys = (
         PLAIN

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from conformance.doubles.ladders import Ladder, TurnSide, world
-from conformance.doubles.learner_side import server_of
+from conformance.doubles.learner_side import connected, server_of
 from conformance.doubles.locks import A, requests_of, sample_of
+from conformance.doubles.native_double import NativeDouble, serving, tensors_of
 from conformance.doubles.overlapped import attach_servers, note_what_is_learnt
 from conformance.doubles.prefetching import until
 from conformance.doubles.refusals import refused
@@ -193,6 +194,21 @@ def test_servers_that_name_no_versions_let_a_sync_wait(dialect):
     with refused("in-flight-without-versions", "custom.extra.rollout_matching.vllm.sync.in_flight", problem=dialect):
         check_versions_known(ServerMembers([server_of("native"), server_of(dialect)]), "keep")
     check_versions_known(ServerMembers([server_of("native")]), "keep")
+
+
+@pytest.mark.scenario(clauses=["prefetch/a-sync-comes-within-responses#4"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_servers_that_keep_no_responses_let_a_sync_wait(keep):
+    double = NativeDouble(tensors_of(0))
+    double.keeps = keep
+    with serving(double) as (url,):
+        members = ServerMembers([connected(url)])
+        check_versions_known(members, "keep")
+        if keep:
+            check_versions_known(members, "keep", within=True)
+            return
+        with refused("in-flight-without-versions", "custom.extra.rollout_matching.vllm.sync.in_flight", problem=url):
+            check_versions_known(members, "keep", within=True)
 
 
 GRPO = ("custom.trainer_variant=grpo", "custom.extra.grpo.num_generations=3", "training.max_steps=5")

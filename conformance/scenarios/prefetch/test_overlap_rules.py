@@ -53,8 +53,11 @@ def test_a_sync_meets_episodes_only_where_some_are_under_way(in_flight):
     played, set_to = (*GRPO, "custom.extra.grpo.rewards=[]", *WORLD), f"~.vllm.sync.in_flight={in_flight}"
     assert config_with(*played, set_to).custom.extra.rollout_matching.vllm.sync.in_flight == in_flight
     assert config_with(*played).custom.extra.rollout_matching.vllm.sync.in_flight == "wait"
-    for unused in ((*GRPO, set_to), (*played, set_to, "~.overlap=off")):
+    alone = (*GRPO, set_to)
+    for unused in ((*played, set_to, "~.overlap=off"), (*alone, "~.overlap=off"), *([alone][: in_flight == "restart"])):
         assert refusal_of(*unused) == ("in-flight-unused", f"{LONG}.vllm.sync.in_flight")
+    if in_flight == "keep":
+        assert config_with(*alone).custom.extra.rollout_matching.vllm.sync.in_flight == "keep"
 
 
 @pytest.mark.scenario(

@@ -295,10 +295,10 @@ def _in_flight(config: RunConfig) -> Iterator[ConfigError]:
     rules = config.custom.extra.rollout_matching
     if rules.vllm.sync.in_flight == "wait":
         return
-    if not config.custom.extra.environment.is_set:
-        why, remedy = "there is no environment, whose episodes it is about", "Remove it, or name an environment."
-    elif rules.overlap == "off":
-        why, remedy = "overlap is off: no episode is under way when weights are sent", "Remove it, or set overlap."
+    if rules.overlap == "off":
+        why, remedy = "overlap is off: nothing is under way when weights are sent", "Remove it, or set overlap."
+    elif rules.vllm.sync.in_flight == "restart" and not config.custom.extra.environment.is_set:
+        why, remedy = "there is no environment, whose episodes it is about", "Name an environment, or set it to keep."
     else:
         return
     problem = f"is {rules.vllm.sync.in_flight}, but {why}"

@@ -36,10 +36,10 @@ class SyncConfig(Section):
     NCCL as over gloo: they generate meanwhile, and a sync that breaks changes nothing. Needs room for the weights once
     more on each server's GPU, outside vllm_gpu_memory_utilization, and servers of rollmatch with one GPU per engine."""
     in_flight: Literal["wait", "keep", "restart"] = "wait"
-    """What a sync does with episodes of an environment that are under way (overlap: ahead). wait lets them end first.
-    keep updates the weights between two of their turns: their later turns are written by newer weights, and their age
-    is that of the oldest turn. restart plays unfinished episodes again, by the new weights. keep and restart need
-    servers of rollmatch serve."""
+    """What a sync does with responses and episodes that are under way (overlap: ahead). wait lets them end first. keep
+    updates the weights within responses, of an environment between two turns: newer weights write the rest, and the age
+    is that of the oldest token. restart plays unfinished episodes of an environment again, by the new weights. keep and
+    restart need servers of rollmatch serve."""
 
 
 class VllmConfig(Section):

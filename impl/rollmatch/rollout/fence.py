@@ -188,10 +188,12 @@ class Fence:
                 return 0.0
             if not has_moved:
                 quiet.enter_context(self.quiet())
-            self.synced_step = None
+            self.synced_step, first = None, version
             began = time.perf_counter()
             self._push_between_barriers(step, weights, version=version)
-            self.synced_step = self.step_of[self.backend.policy_version] = step
+            self.synced_step = step
+            # Versions of pushes that were repeated, too: some server may have taken one, and written with it.
+            self.step_of |= dict.fromkeys(range(first, self.backend.policy_version + 1), step)
             return time.perf_counter() - began
 
     def sync_again(self) -> float:

@@ -273,15 +273,15 @@ def given_rollouts(
 def run_ahead(
     source: RolloutSource, bounds: PrefetchRules, *, max_staleness: int, lead: int, in_flight: InFlight = "wait"
 ) -> Ahead:
-    """Calls beside learning, which every later sync respects; ``in_flight`` is for episodes of an environment."""
-    servers = cast(ServerBackend, source.fence.backend)
+    """Calls beside learning; ``in_flight`` says what a sync does with those under way."""
+    servers, waits = cast(ServerBackend, source.fence.backend), in_flight == "wait"
     if source.world is None:
         prefetch = Prefetch(servers, source.decoding, bounds)
-        source.fence.quiet = prefetch.quiet
-        return Ahead(source, prefetch, max_staleness=max_staleness, lead=lead)
+        source.fence.quiet = prefetch.quiet if waits else prefetch.held
+        return Ahead(source, prefetch, max_staleness=max_staleness, lead=lead, waits=waits)
     world = replace(source.world, may_move=in_flight == "keep")
     episodes = EpisodeServers(servers, world, in_flight=in_flight)
-    prefetch, waits = Prefetch(episodes, source.decoding, bounds), in_flight == "wait"
+    prefetch = Prefetch(episodes, source.decoding, bounds)
 
     @contextmanager
     def between_turns() -> Iterator[None]:

@@ -92,7 +92,7 @@ def shared_failure(error: RolloutError | None, *, rank: int, problem: str, key: 
 def is_transient(error: RollmatchError) -> bool:
     """Whether the same call may succeed later."""
     if isinstance(error, ServerRefused):
-        return error.status in BUSY
+        return error.status in BUSY or error.code == "update-in-progress"
     return isinstance(error, TRANSIENT)
 
 

@@ -71,11 +71,15 @@ class ServerCalls:
     def __init__(self, members: ServerMembers, template: Template, journal: Journal | None) -> None:
         self.members, self.template, self.journal = members, template, journal
         self.rules = CallRules()
+        self.keep = False
+        """Whether a sync may come within a response."""
+        self.newest_version = 0
+        """Of the weights that were sent last, or are on their way."""
 
     def ask(
         self, chunk: Chunk, requests: Sequence[RolloutRequest], sampling: SamplingRules, *, log: CallLog, version: int
     ) -> list[Reply]:
-        """Replies to the chunk's ``requests`` by the weights of ``version``, in order.
+        """Replies to the chunk's ``requests`` by the weights of ``version``, and of newer ones with ``keep``, in order.
 
         Errors also: ``ServerRestarted``, ``ServerLost``, ``reply-out-of-range``, ``policy-version-mismatch``.
         """
@@ -91,7 +95,7 @@ class ServerCalls:
             replies = server.infer(prompts, sampling, start=chunk.start, log=log)
             log.note_replies(replies)
             for reply in replies:
-                _check_version(server, reply, version)
+                _check_versions(server, reply, version, self.newest_version if self.keep else version)
                 self.rules.check(reply, server.base_url, max_tokens=sampling.max_tokens)
             return replies
 
@@ -184,11 +188,15 @@ def _name_sample(error: RolloutError, chunk: Chunk, requests: Sequence[RolloutRe
         error.remedy = f"It is the sample {requests[place].sample.origin}. {error.remedy}".strip()
 
 
-def _check_version(server: RolloutServer, reply: Reply, version: int) -> None:
+def _check_versions(server: RolloutServer, reply: Reply, oldest: int, newest: int) -> None:
     """Only the native dialect counts as we do."""
-    if server.dialect.name == "native" and reply.policy_version != version:
+    if server.dialect.name != "native":
+        return
+    found = [version for version, _ in reply.policy_versions]
+    wrong = next((version for version in found if not oldest <= version <= newest), None)
+    if wrong is not None:
         raise RolloutError(
-            f"{server.base_url} wrote with version {reply.policy_version}, the learner sent {version}",
+            f"{server.base_url} wrote with version {wrong}, the learner sent {newest}",
             code="policy-version-mismatch",
             key=server.base_url,
             remedy="It was started again, or another learner writes to it; resume the run with servers of its own.",

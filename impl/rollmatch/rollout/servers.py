@@ -53,6 +53,7 @@ class VllmServerBackend(RolloutBackend):
         self.calls = ServerCalls(self.members, template, journal)
         self._sent_to = self.members.present
         self._pool = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="rollout-server")
+        self._has_synced = False
         self.policy_version = self.members.read_version()
         """The highest that a server holds from an earlier learner, until the first push."""
 
@@ -77,7 +78,7 @@ class VllmServerBackend(RolloutBackend):
         """
         is_sharded = getattr(weights, "is_sharded", True)
         passing = iter(weights) if is_sharded else weights
-        self.members.instances = None
+        self.members.instances, self.calls.newest_version = None, version
         try:
             if self.sender:
                 sent: Iterable[tuple[str, Tensor]] | OutgoingWeights = passing
@@ -93,7 +94,7 @@ class VllmServerBackend(RolloutBackend):
 
     def push_adapter(self, adapter: Adapter, *, version: int) -> None:
         """Send an adapter, to be merged there. One rank only."""
-        self.members.instances = None
+        self.members.instances, self.calls.newest_version = None, version
         try:
             if self.sender:
                 self._sender_for_present().send_adapter(adapter, version=version)
@@ -194,7 +195,8 @@ class VllmServerBackend(RolloutBackend):
                 self.journal.write("called", server=url, decoding=decoding.as_dict(), **log.as_dict())
 
     def _check_synced(self) -> None:
-        if self.members.instances is None:
+        is_begun = self.calls.keep and self._has_synced  # a call that was begun just before a sync
+        if self.members.instances is None and not is_begun:
             raise RolloutError(
                 "the servers have not been given the learner's weights",
                 code="rollout-before-sync",
@@ -223,7 +225,7 @@ class VllmServerBackend(RolloutBackend):
         known = None if instances is None else dict(zip(self.members.present, instances, strict=True))
         self.members.instances = self.members.read_instances() if known is None else known
         self.members.restarted.clear()
-        self.policy_version = version
+        self.policy_version, self._has_synced = version, True
 
     def _sampling(self, requests: Sequence[RolloutRequest], decoding: Decoding) -> SamplingRules:
         limits = [request.limit(decoding.max_new_tokens) for request in requests]

@@ -35,10 +35,13 @@ class WeightSender(Protocol):
         """Leave the group."""
 
 
-def make_sender(servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvous], *, stage: bool) -> WeightSender:
+def make_sender(
+    servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvous], *, stage: bool, keep: bool = False
+) -> WeightSender:
     """Rank 0's way to connected servers; ``rendezvous``: one per server, of which a common group takes the first.
 
-    ``stage``: full syncs change nothing before all servers have them.
+    ``stage``: full syncs change nothing before all servers have them. ``keep``: newer weights write the rest of
+    responses under way; native dialect only.
     Errors: ``dialects-mixed``, ``staging-unavailable``, ``weights-not-taken``.
     """
     dialects = {server.dialect.name for server in servers}
@@ -48,7 +51,7 @@ def make_sender(servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvou
             named, code="dialects-mixed", key=servers[0].base_url, remedy="Start the same kind of server everywhere."
         )
     if dialects == {"native"}:
-        return NativeSender(servers, rendezvous[0], stage=stage)
+        return NativeSender(servers, rendezvous[0], stage=stage, keep=keep)
     if stage:
         problem = f"{servers[0].base_url} speaks {servers[0].dialect.name} and loads weights as they come"
         remedy = "Set sync.stage to false, or start it with rollmatch serve."

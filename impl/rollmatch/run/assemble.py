@@ -37,7 +37,13 @@ from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.source import RolloutSource
 from rollmatch.rollout.work_items import first_server
 from rollmatch.run.computing import is_padding_free, recomputes, shares_prompts
-from rollmatch.run.connect import check_versions_known, connect_servers, try_out, try_out_adapters
+from rollmatch.run.connect import (
+    check_versions_known,
+    connect_servers,
+    keeps_responses,
+    try_out,
+    try_out_adapters,
+)
 from rollmatch.run.objectives import make_objective
 from rollmatch.run.plugins import needs_coord_tokens
 from rollmatch.run.preflight import check_training_arguments
@@ -238,11 +244,9 @@ def make_overlap(config: RunConfig, source: RolloutSource) -> Overlap:
             callers_per_server=min(-(-num_groups // num_servers), max(MAX_EPISODES // size, 1)),
             group_size=size,
         )
-    if source.world is None:
-        return run_ahead(source, bounds, max_staleness=oldest, lead=lead)
     in_flight = rules.vllm.sync.in_flight
     if in_flight != "wait":
-        check_versions_known(source.fence.backend.members, in_flight)
+        check_versions_known(source.fence.backend.members, in_flight, within=keeps_responses(config))
     return run_ahead(source, bounds, max_staleness=oldest, lead=lead, in_flight=in_flight)
 
 

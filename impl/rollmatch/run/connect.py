@@ -12,7 +12,7 @@ from rollmatch.config.connection import ServerConfig
 from rollmatch.config.server_rules import read_servers
 from rollmatch.config.servers import ServerAddress, pair_servers, server_section
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
-from rollmatch.dialects.native.group import Rendezvous, resolve
+from rollmatch.dialects.native.group import Rendezvous, read_identity, resolve
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.dialects.swift.sender import takes_adapters
 from rollmatch.dialects.watch import WatchRules
@@ -61,8 +61,9 @@ def connect_servers(
 
     def sender_to(chosen: Sequence[RolloutServer]) -> WeightSender:
         """A common group meets at the first of these servers."""
-        stage = config.custom.extra.rollout_matching.vllm.sync.stage
-        return make_sender(chosen, [_rendezvous(config, places[server]) for server in chosen], stage=stage)
+        rules, addressed = config.custom.extra.rollout_matching.vllm.sync, [places[server] for server in chosen]
+        meeting = [_rendezvous(config, address) for address in addressed]
+        return make_sender(chosen, meeting, stage=rules.stage, keep=keeps_responses(config))
 
     sender = sender_to(servers) if ranks.is_primary else None
     backend = VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)
@@ -70,6 +71,7 @@ def connect_servers(
     if sender is not None and specs is not None:
         _compare(sender, specs, journal)
     backend.remake_sender = lambda indices: sender_to([backend.servers[index] for index in indices])
+    backend.calls.keep = keeps_responses(config)
     backend.members.min_servers = section.min_servers or len(servers)
     backend.call_rules = CallRules(retry_budget_s=section.retry_budget_s, num_ids=_num_ids(model))
     if section.servers_file is not None:
@@ -159,14 +161,24 @@ def try_out(backend: RolloutBackend, decoding: Decoding) -> None:
             check_logprobs(server, prompt_token_ids=backend.template.vocabulary.encode(QUESTION))
 
 
-def check_versions_known(members: ServerMembers | None, in_flight: str) -> None:
-    """What a sync may do with episodes under way. Errors: ``in-flight-without-versions``."""
+def keeps_responses(config: RunConfig) -> bool:
+    """Whether weights change within responses; those of an environment change between two turns."""
+    rules = config.custom.extra
+    return rules.rollout_matching.vllm.sync.in_flight == "keep" and not rules.environment.is_set
+
+
+def check_versions_known(members: ServerMembers | None, in_flight: str, *, within: bool = False) -> None:
+    """What a sync may do with what is under way; ``within``: a response. Errors: ``in-flight-without-versions``."""
     for server in () if members is None else members.servers:
         if server.dialect.name != "native":
             problem = f"is {in_flight}, but {server.base_url} speaks {server.dialect.name} and names no policy version"
-            raise ConfigError(
-                problem,
-                code="in-flight-without-versions",
-                key="custom.extra.rollout_matching.vllm.sync.in_flight",
-                remedy="Serve with rollmatch serve, or set it to wait.",
-            )
+        elif within and not read_identity(server).keep:
+            problem = f"is {in_flight}, but {server.base_url} cannot name the versions within a response"
+        else:
+            continue
+        raise ConfigError(
+            problem,
+            code="in-flight-without-versions",
+            key="custom.extra.rollout_matching.vllm.sync.in_flight",
+            remedy="Serve with rollmatch serve, or set it to wait.",
+        )

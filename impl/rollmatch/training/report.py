@@ -125,13 +125,19 @@ def _share(part: float, whole: float) -> float:
 def generated_fields(
     rollouts: Sequence[Rollout], *, step: int, seconds: float, policy_version: int
 ) -> dict[str, object]:
-    """Fields of the journal's ``generated`` event; ``policy_version`` where there is no rollout."""
+    """Fields of the journal's ``generated`` event; ``policy_version`` where there is no rollout.
+
+    ``policy_versions``, runs of (version, number of tokens) of each rollout, where weights have changed within some.
+    """
+    runs = [rollout.policy_versions for rollout in rollouts]
+    several = {"policy_versions": runs} if any(len(each) > 1 for each in runs) else {}
     return {
         "step": step,
         "seconds": rounded(seconds),
         "num_rollouts": len(rollouts),
         "num_tokens": sum(rollout.num_tokens for rollout in rollouts),
         "policy_version": min((rollout.policy_version for rollout in rollouts), default=policy_version),
+        **several,
     }
 
 

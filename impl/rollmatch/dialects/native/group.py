@@ -64,6 +64,8 @@ class ServerIdentity:
     aliases: Mapping[str, str]
     transports: tuple[str, ...]
     """The best first."""
+    keep: bool
+    """Whether a sync may keep responses under way."""
 
 
 def read_identity(server: RolloutServer) -> ServerIdentity:
@@ -83,6 +85,7 @@ def read_identity(server: RolloutServer) -> ServerIdentity:
         tensors=tensors,
         aliases=fields["aliases"],
         transports=transports,
+        keep=fields.get("keep", False),
     )
 
 

@@ -55,7 +55,7 @@ class _Known(NamedTuple):
 class NativeSender:
     """Rank 0's way to its servers; opens the group when it first sends."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what a sync may be like
         self,
         servers: Sequence[RolloutServer],
         rendezvous: Rendezvous,
@@ -63,10 +63,14 @@ class NativeSender:
         bucket_bytes: int | None = None,
         transport: str = AUTO,
         stage: bool,
+        keep: bool = False,
     ) -> None:
-        """``transport``: ``gloo``, ``direct``, or ``auto``: ``direct`` if both sides have GPUs. Each can ``stage``."""
+        """``transport``: ``gloo``, ``direct``, or ``auto``: ``direct`` if both sides have GPUs. Each can ``stage``.
+
+        ``keep``: new weights write the rest of responses under way.
+        """
         self.servers, self.rendezvous, self.bucket_bytes = tuple(servers), rendezvous, bucket_bytes
-        self.wanted, self.stage = transport, stage
+        self.wanted, self.stage, self.keep = transport, stage, keep
         self._group: LearnerGroup | None = None
         self._identities: tuple[ServerIdentity, ...] = ()
         self._plans: dict[object, Plan] = {}
@@ -188,6 +192,8 @@ class NativeSender:
         is_simple = len(self.servers) == 1 and not transfer.is_adapter
         commit = is_simple if group.transport.stages else transfer.is_adapter or not self.stage
         body = {"client": self.rendezvous.client, "sync_id": sync_id, "version": version, "commit": commit}
+        if self.keep:
+            body |= {"keep": True}
         known, may_name = self._known, all(AGAIN in one.routes for one in self.servers)
         if known and may_name and known.plan is transfer.plan and known.merges == transfer.merges:
             return AGAIN, body | {"like": known.sync_id}

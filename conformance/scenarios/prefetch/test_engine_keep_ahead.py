@@ -1,0 +1,65 @@
+"""A run whose weights change within the responses of a real server."""
+
+from itertools import chain
+
+import pytest
+
+from conformance.doubles.digits import scenes, unseen
+from conformance.doubles.instance import free_port
+from conformance.doubles.overlapped import note_what_is_learnt
+from conformance.doubles.small_run import events, make_trainer, requested
+from rollmatch.rollout.overlap import Ahead
+
+pytestmark = pytest.mark.engine
+R = "custom.extra.rollout_matching"
+GRPO = (
+    "custom.trainer_variant=grpo",
+    "custom.extra.grpo.num_generations=4",
+    "custom.extra.grpo.steps_per_generation=1",
+    "custom.extra.grpo.num_iterations=1",
+    "custom.extra.grpo.old_logprobs=server",
+    "custom.extra.grpo.rewards=[{function: conformance.doubles.rewards:digit_sum}]",
+    "training.packing=false",
+    f"{R}.decoding.temperature=2",
+    f"{R}.max_new_tokens=380",
+    "training.max_steps=5",
+    "training.per_device_train_batch_size=1",
+)
+SERVED = (f"{R}.rollout_backend=vllm", f"{R}.vllm.mode=server", f"{R}.overlap=ahead", f"{R}.max_staleness=2")
+SERVED += (f"{R}.vllm.sync.in_flight=keep",)
+
+
+BRIEF = {"samples": unseen(scenes("train")[:8]), "eval_samples": unseen(scenes()[:1])}
+"""Learning takes less time than a response."""
+
+
+def served_by(server):
+    return f"{R}.vllm.server.base_url={server.url}", f"{R}.vllm.server.group_port={free_port()}"
+
+
+@pytest.mark.scenario(
+    "prefetch/five-steps-in-which-weights-change-within-responses",
+    clauses=["prefetch/a-sync-comes-within-responses#1,2,3"],
+)
+def test_a_run_learns_from_responses_of_several_versions_as_old_as_allowed(instance, tmp_path):
+    trainer = make_trainer(tmp_path, *GRPO, *SERVED, *served_by(instance.server), **BRIEF)
+    assert isinstance(trainer.overlap, Ahead)
+    note_what_is_learnt(trainer)
+    try:
+        trainer.train()
+    finally:
+        trainer.source.fence.backend.close()
+    generated = [event for event in events(trainer, "generated") if event.get("policy_versions")]
+    runs = list(chain(*(event["policy_versions"] for event in generated)))
+    moved = [each for each in runs if len(each) > 1]
+    assert moved, "no sync came within a response"
+    sent = {event["version"]: event["step"] for event in events(trainer, "synced")}
+    for event in generated:
+        ages = [event["step"] - sent[version] for each in event["policy_versions"] for version, _ in each]
+        assert 0 <= min(ages) <= max(ages) <= 2
+        assert event["policy_version"] == min(version for each in event["policy_versions"] for version, _ in each)
+        assert sum(length for each in event["policy_versions"] for _, length in each) >= event["num_tokens"]
+    assert all([v for v, _ in each] == sorted({v for v, _ in each}) for each in runs)
+    assert max(trainer.ages) <= 2
+    assert len(events(trainer, "generated")) >= 5
+    assert len(set(requested(trainer))) == len(requested(trainer)) / 4, "no sample twice"
