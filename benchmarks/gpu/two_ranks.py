@@ -48,7 +48,7 @@ def measure(options, folder, model):
 
 def rate(run):
     """Tokens a second, of the median step."""
-    return run["num_ranks"] * statistics.median(step["learn_tokens"] / step["learn"] for step in run["steps"][1:])
+    return statistics.median(step["learn_tokens"] / step["learn"] for step in run["steps"][1:])
 
 
 def main():

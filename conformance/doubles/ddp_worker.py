@@ -22,6 +22,9 @@ from rollmatch.learn import balance
 from rollmatch.model import policy
 from rollmatch.training.trainer import RolloutTrainer
 
+OF_ALL_RANKS = ("loss_ce", "loss_coord", "f1", "recall", "segments", "rollout_tokens", "learn_tokens")
+"""Figures of a step."""
+
 
 def make_mixed_trainer(folder: Path, *overrides: str) -> RolloutTrainer:
     """Every other sample has no image."""
@@ -55,7 +58,7 @@ def main(task: str, folder: Path, *overrides: str, checkpoint: str | None = None
     rank = trainer.source.ranks.rank
     save_file(weights_of(trainer.model), folder / f"rank{rank}.safetensors")
     lines = [line for line in trainer.state.log_history if "loss" in line]
-    parts = [[line.get("loss_ce"), line.get("loss_coord")] for line in lines]
+    parts = [[line.get(name) for name in OF_ALL_RANKS] for line in lines]
     log = {"losses": [line["loss"] for line in lines], "parts": parts, "metrics": metrics}
     (folder / f"rank{rank}.json").write_text(json.dumps(log))
     restarts = {"calm": (), "restarted": (2, 11)} if task == "turns" else {}  # in a turn, and in a continuation's

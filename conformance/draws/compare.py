@@ -161,6 +161,8 @@ def compare_step(journals: list, oracle: Oracle, step: int, expected) -> None:
     found = of_step(journals[0], "step", step + 1)
     if expected.tokens is not None:
         same(f"tokens written for step {step}", found["rollout_tokens"], expected.tokens)
+    for name, mean in expected.means.items():
+        close(f"{name} of step {step}", found[name], mean)
     for name in FIGURES:
         if name in expected.figures:  # a norm adds up the rounding of all elements
             tolerance = 10 * TOLERANCE if name == "grad_norm" else TOLERANCE

@@ -5,6 +5,7 @@ So each step is judged by itself: what goes in is what the product had, what com
 
 import json
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,9 @@ class Step:
     rewards: list = field(default_factory=list)
     values: list = field(default_factory=list)
     tokens: int | None = None
-    """Written for rank 0's step; None: not counted here."""
+    """Written for the step by all ranks; None: not counted here."""
+    means: dict = field(default_factory=dict)
+    """Of the window's completions of all ranks."""
     learnt: list = field(default_factory=list)
     """Sample ids of the step's segments, sorted."""
 
@@ -147,9 +150,10 @@ class Oracle:
                 rollouts = self.generate(asked, seeds, self.decoding, rank=rank, pieces=pieces)
             per_rank.append(self.completions(asked, rollouts, name=f"{step}.{rank}"))
         if self.is_grouped:
-            made = [*per_rank[0]] + self.replace_flat(step, whole, per_rank)[0]
+            written = [*chain(*per_rank)]
+            written += chain(*self.replace_flat(step, whole, per_rank))
             if not self.keys.get(f"{E}.name"):
-                result.tokens = 0 if is_given else sum(len(c["response"]) for c in made)
+                result.tokens = 0 if is_given else sum(len(c["response"]) for c in written)
         if self.is_paid:
             self.compare(per_rank, result)
         else:
@@ -342,6 +346,8 @@ class Oracle:
             for c, advantage in zip(own, found, strict=True):
                 c["advantages"] = [advantage] * len(c["target"])
                 c["masked"] = c["reward"] is None or (rules["mask_truncated_completions"] and not c["ended"])
+        if self.variant == "grpo":
+            result.means = self.worth([*chain(*per_rank)])
         if not self.is_grouped:
             self.value(per_rank, result)
         elif self.rules.get("rewards") or self.variant == "grpo" or self.keys.get(f"{E}.name"):
@@ -356,6 +362,19 @@ class Oracle:
                 place = teacher_of(entries, self.draw["samples"][c["index"]]["metadata"])
                 c |= {"teacher": self.taught(c), "weight": entries[place].get("weight", 1.0)}
             c["reference"] = self.scored(self.reference, c, adapted=False) if rules["beta"] else None
+
+    def worth(self, everyone: list) -> dict:
+        """Figures of completions."""
+        size, rewards = self.repeats, [c["reward"] for c in everyone if c["reward"] is not None]
+        groups = [everyone[i : i + size] for i in range(0, len(everyone), size)]
+        lens = [len(c["response"]) if c["written"] is None else sum(c["written"]) for c in everyone]
+        return {
+            "reward": np.mean(rewards),
+            "reward_std": np.std(rewards),
+            "truncated_rate": np.mean([not c["ended"] for c in everyone]),
+            "flat_group_rate": np.mean([is_flat(group) for group in groups]),
+            "response_len": np.mean(lens),
+        }
 
     def value(self, per_rank: list, result: Step) -> None:
         """VinePPO: advantages from what continuations returned, which servers were asked for."""

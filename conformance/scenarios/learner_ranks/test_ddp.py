@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conformance.doubles.ddp_worker import OF_ALL_RANKS
 from conformance.doubles.digits import write_cut
 from conformance.doubles.small_run import events, make_trainer, step_between, weights_of
 from conformance.doubles.started import HF, finish_ranks, in_time, journal_of, journals_of, started_ranks, train_command
@@ -106,11 +107,11 @@ def test_two_ranks_learn_what_one_rank_learns(pair_of_ranks, one_rank):
 
 
 @pytest.mark.scenario(clauses=["observability/quality-is-measured-by-counts#7"])
-def test_the_parts_of_the_loss_are_those_of_all_ranks(pair_of_ranks, one_rank):
+def test_figures_of_a_step_are_those_of_all_ranks(pair_of_ranks, one_rank):
     """Each rank learns from its own segments; what the page shows is of the whole step."""
     trainer, *_ = one_rank
     lines = [line for line in trainer.state.log_history if "loss" in line]
-    expected = [[line["loss_ce"], line["loss_coord"]] for line in lines]
+    expected = [[line[name] for name in OF_ALL_RANKS] for line in lines]
     for rank in (0, 1):
         assert log_of(pair_of_ranks, rank)["parts"] == [pytest.approx(pair, rel=1e-3) for pair in expected]
 

@@ -232,28 +232,33 @@ class StepReport:
         """Whether this rank's losses are numbers; by others, the step's weights are no numbers either."""
         return all(math.isfinite(value) for name, value in self.terms.items() if name.startswith("loss"))
 
-    def figures(self) -> dict[str, float]:
-        """Flat numbers of this rank's step; rates and means as the objective's ``summarize`` defines them."""
-        generated = () if self.is_given else self.rollouts
+    def figures(self, sum_over_ranks: Callable[[Sequence[float]], list[float]] = list) -> dict[str, float]:
+        """Flat numbers of the step, of all ranks; rates and means as the objective's ``summarize`` defines them.
+        Speeds are all ranks' tokens by this rank's seconds. All ranks call it."""
+        generated, batches = () if self.is_given else self.rollouts, self.batches
         waited_for = sum(rollout.num_tokens for rollout in generated)
-        rollout_tokens = waited_for if self.num_rollout_tokens is None else self.num_rollout_tokens
-        learn_tokens = sum(batch.num_tokens for batch in self.batches)
-        batches, fills = self.batches, [batch.fill for batch in self.batches]
+        counts: dict[str, float] = {
+            "segments": sum(len(batch.segments) for batch in batches),
+            "carried": self.num_carried,
+            "rollout_tokens": waited_for if self.num_rollout_tokens is None else self.num_rollout_tokens,
+            "learn_tokens": sum(batch.num_tokens for batch in batches),
+            "shared_tokens": sum(batch.num_shared for batch in batches),
+            "overlong/prompts_truncated": self.num_cut_prompts,
+            "overlong/segments_truncated": self.num_cut,
+            "overlong/segments_skipped": self.num_skipped,
+        }
+        parts = [*counts.values(), waited_for, len(batches), sum(batch.fill for batch in batches)]
+        *sums, tokens, num_batches, fill = sum_over_ranks(parts)
+        counts = dict(zip(counts, map(float, sums), strict=True))
+        rollout_s, learn_s = self.phase_s["rollout"], self.phase_s["learn"]
         return {
             **(dict.fromkeys(self.objective.term_names, 0.0) | self.terms),
             **self.summary,
-            "fill": sum(fills) / len(fills) if fills else 0.0,
-            "segments": float(sum(len(batch.segments) for batch in self.batches)),
-            "carried": float(self.num_carried),
-            "rollout_tokens": float(rollout_tokens),
-            "rollout_tok_s": waited_for / self.phase_s["rollout"] if self.phase_s["rollout"] else 0.0,
-            "learn_tokens": float(learn_tokens),
-            "shared_tokens": float(sum(batch.num_shared for batch in batches)),
-            "learn_tok_s": learn_tokens / self.phase_s["learn"] if self.phase_s["learn"] else 0.0,
-            "forwards_s": len(batches) / self.phase_s["learn"] if self.phase_s["learn"] else 0.0,
-            "overlong/prompts_truncated": float(self.num_cut_prompts),
-            "overlong/segments_truncated": float(self.num_cut),
-            "overlong/segments_skipped": float(self.num_skipped),
+            **counts,
+            "fill": fill / num_batches if num_batches else 0.0,
+            "rollout_tok_s": tokens / rollout_s if rollout_s else 0.0,
+            "learn_tok_s": counts["learn_tokens"] / learn_s if learn_s else 0.0,
+            "forwards_s": num_batches / learn_s if learn_s else 0.0,
         }
 
     def generated(self, rollouts: Sequence[Rollout], *, policy_version: int) -> dict[str, object]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             window=window,
             parts=window.by_part(made.segments),
             features=features,
-            summary=self.learner.objective.summarize(made.reports),
+            summary=self.learner.objective.summarize([*chain(*self.source.ranks.gather(made.reports))]),
         )
 
     def learn(self, targets: WindowTargets, report: StepReport) -> Sequence[Passes]:
@@ -252,7 +252,9 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             waits = self.source.ranks.gather(self.report.phase_s["rollout"])
             figures |= {f"time/rollout_s/rank{rank}": seconds for rank, seconds in enumerate(waits)}
             phases = {f"time/{phase}_s": seconds for phase, seconds in self.report.phase_s.items()}
-            logs |= self.report.figures() | figures | phases | gpu_use()
+            if "rollout_tok_s" in figures:
+                (figures["rollout_tok_s"],) = self.source.ranks.sum([figures["rollout_tok_s"]])
+            logs |= self.report.figures(self.source.ranks.sum) | figures | phases | gpu_use()
         super().log(logs, start_time)
         if timeline:
             self.source.journal.write("timeline", **timeline)
