@@ -61,6 +61,12 @@ def test_coco_becomes_records_that_check_accepts(coco, tmp_path, capsys):
     assert run(coco, polygons, "--from", "coco", "--polygons") == 0
     record = json.loads(polygons.read_text())
     assert record["objects"][1] == {"desc": "person", "poly": [156, 209, 313, 209, 235, 417]}
+    in_parts = tmp_path / "in_parts.jsonl"
+    parts = [[100, 100, 120, 100, 110, 120], [180, 180, 200, 180, 190, 200]]
+    edit(coco, lambda d: d["annotations"][1].update(segmentation=parts))  # hidden in the middle: one box, no outline
+    assert run(coco, in_parts, "--from", "coco", "--polygons") == 0
+    record = json.loads(in_parts.read_text())
+    assert record["objects"][1] == {"desc": "person", "bbox_2d": [156, 209, 313, 417]}
     url = "http://images.cocodataset.org/train2017/a.jpg"
     edit(coco, lambda d: d["images"][0].update(file_name=None, coco_url=url))  # as LVIS names images
     (image,) = read_coco(coco, tmp_path)
