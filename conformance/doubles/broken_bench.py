@@ -171,16 +171,20 @@ class BrokenBench:
         """The verdict; ``served``: the policy whose weights an earlier check has left."""
         self.server.restart()
         self.server.broken.turn(mistake)
-        subject = Subject(
-            name="broken", version="", url=self.server.url, dialect=DIALECTS[dialect](), transport="gloo",
-            policies=self.policies, headers=bearer(self.server.key),
-        )  # fmt: skip
+        subject = self.subject(dialect)
         if served:
             earlier = Talk(subject)
             sync(earlier, served)
             earlier.leave()
         _, verdict, _ = ask_and_judge(check, subject)
         return verdict
+
+    def subject(self, dialect):
+        """As it stands."""
+        return Subject(
+            name="broken", version="", url=self.server.url, dialect=DIALECTS[dialect](), transport="gloo",
+            policies=self.policies, headers=bearer(self.server.key),
+        )  # fmt: skip
 
     def ask_clean(self, dialect, check):
         """Once; the verdict, and the switches that mattered."""

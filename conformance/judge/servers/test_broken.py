@@ -20,6 +20,7 @@ from conformance.judge.servers.check import MISSED
 from conformance.judge.servers.checks import BY_ID, calls, checks_for, ends, generation, liveness
 from conformance.judge.servers.numbers import FALSE_ALARM, chance_at_most
 from conformance.judge.servers.profiles import required_by
+from conformance.judge.servers.run import SIGNS_OF_LIFE, ask_and_judge, is_well
 
 QUICK = {
     *("log-probabilities are shifted by one", "health has one form only", "the world size is a text"),
@@ -189,6 +190,14 @@ def required(name):
     """All that it requires, also by others."""
     direct = set(required_by(BY_ID[name]))
     return direct.union(*map(required, direct))
+
+
+def test_a_server_that_was_found_well_holds_its_first_weights(bench):
+    bench.ask("vllm", BY_ID["greedy-repeats"])
+    subject = bench.subject("vllm")
+    assert is_well(subject, SIGNS_OF_LIFE)
+    _, verdict, _ = ask_and_judge(BY_ID["greedy-equals-transformers"], subject)
+    assert verdict.state == "passed", verdict.reason
 
 
 def test_of_a_server_that_has_died_its_last_answer_is_the_reason(bench):
