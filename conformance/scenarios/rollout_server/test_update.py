@@ -71,7 +71,7 @@ class Bench:
     async def begin_infer(self):
         """A call whose response takes longer than the test, unless it ends first."""
         for replica in self.parts.pool.replicas:
-            replica.delay_s = 0.3
+            replica.delay_s = 1.0
         call = self.begin("/native/infer/", {"requests": [{"request_id": "0", "prompt_token_ids": [5]}],
                                              "sampling": {"max_tokens": 2}})  # fmt: skip
         while not self.parts.pool.num_running:
