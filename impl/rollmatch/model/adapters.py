@@ -208,7 +208,7 @@ def _merged(layer: "LoraLayer") -> Tensor:
     factors = _factors_of(layer)
     if factors is not None and (not merged.is_cuda or merges_by_kernel(merged, factors)):
         return merge_weight(merged, factors)
-    for adapter in _actives_of(layer):
+    for adapter in actives_of(layer):
         variant = layer.lora_variant.get(adapter)
         if variant is None:
             merged = (merged + layer.get_delta_weight(adapter)).to(merged.dtype)  # summed wide, rounded once
@@ -217,7 +217,7 @@ def _merged(layer: "LoraLayer") -> Tensor:
     return merged.detach()
 
 
-def _actives_of(layer: "LoraLayer") -> list[str]:
+def actives_of(layer: "LoraLayer") -> list[str]:
     """Active adapters that this layer has: another one may be on other layers."""
     return [name for name in layer.active_adapters if name in layer.lora_A]
 
@@ -252,7 +252,7 @@ def _factors_of(layer: "LoraLayer") -> LoraFactors | None:
     """Of a linear layer with one plain LoRA or DoRA; None for all that only peft knows."""
     from peft.tuners.lora.variants import DoraLinearVariant
 
-    adapters = _actives_of(layer)
+    adapters = actives_of(layer)
     known = isinstance(layer.get_base_layer(), nn.Linear) and len(adapters) == 1
     if not known or not isinstance(layer.lora_variant.get(adapters[0]), DoraLinearVariant | None):
         return None

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollmatch.errors import LearnError
+from rollmatch.model.adapters import actives_of, is_plain_lora
 from rollmatch.model.policy import unwrap
 
 GRAPH_LIMIT = 64
@@ -63,15 +64,14 @@ def _add_in_products(layer: nn.Module) -> None:
 
     linears: list[Any] = [module for module in layer.modules() if type(module) is Linear]
     for linear in linears:
-        if not any(linear.lora_bias.values()):
-            linear.forward = MethodType(_added_forward, linear)
+        linear.forward = MethodType(_added_forward, linear)
 
 
 def _added_forward(linear: Any, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     """[B, T, I] -> [B, T, O] of peft's linear layer; peft's own unless one plain adapter is to be added."""
-    names = [name for name in linear.active_adapters if name in linear.lora_A]
-    is_off = linear.disable_adapters or linear.merged or args or kwargs
-    if is_off or len(names) != 1 or not _is_added(linear, names[0], x):
+    names = actives_of(linear)
+    is_plain = not args and not kwargs and is_plain_lora(linear) and len(names) == 1
+    if not is_plain or not _is_added(linear, names[0], x):
         output: Tensor = type(linear).forward(linear, x, *args, **kwargs)
         return output
     base: Tensor = linear.base_layer(x)
