@@ -41,8 +41,8 @@ def make_model_inputs(row: Row, *, images: Sequence[ImageFeatures], model: torch
         "position_ids": _as_argument(torch.cat(places, dim=1)[:, None]),
         "cu_seq_lens_q": attended.bounds[0],
         "cu_seq_lens_k": attended.bounds[1],
-        "max_length_q": max(num_own),
-        "max_length_k": max(num_seen),
+        "max_length_q": attended.longest[0],
+        "max_length_k": attended.longest[1],
         "pieces": attended,
         "use_cache": False,
     }

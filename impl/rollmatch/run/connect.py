@@ -61,9 +61,9 @@ def connect_servers(
 
     def sender_to(chosen: Sequence[RolloutServer]) -> WeightSender:
         """A common group meets at the first of these servers."""
-        rules, addressed = config.custom.extra.rollout_matching.vllm.sync, [places[server] for server in chosen]
-        meeting = [_rendezvous(config, address) for address in addressed]
-        return make_sender(chosen, meeting, stage=rules.stage, keep=keeps_responses(config))
+        stage = config.custom.extra.rollout_matching.vllm.sync.stage
+        rendezvous = [_rendezvous(config, places[server]) for server in chosen]
+        return make_sender(chosen, rendezvous, stage=stage, keep=keeps_responses(config))
 
     sender = sender_to(servers) if ranks.is_primary else None
     backend = VllmServerBackend(servers, template, ranks, sender=sender, journal=journal)

@@ -41,7 +41,7 @@ class EnginePool:
         self._running: set[asyncio.Task[Any]] = set()
         self._restarted: set[asyncio.Task[Any]] = set()
         self._moving: set[asyncio.Task[Any]] = set()
-        """Those of the running ones that newer weights may go on with."""
+        """Those of the running ones that newer weights may continue."""
         self._past_versions: list[int] = []
         """Served when the engines were emptied for the first time, the second time, ..."""
         self._counter = itertools.count()
@@ -169,16 +169,16 @@ class EnginePool:
 
     @asynccontextmanager
     async def resuming(self, *, keep: bool) -> AsyncIterator[None]:
-        """At its end the served weights go on with responses that a ``drain`` kept; where none are served, these end.
+        """At its end the served weights continue responses that a ``drain`` kept; where none are served, these end.
 
         What is served has to be known by then.
         """
         try:
             yield
         finally:
-            if keep and self.update.served is Served.BROKEN:
-                await self.drain(within_s=0.0)
             if keep:
+                if self.update.served is Served.BROKEN:
+                    await self.drain(within_s=0.0)
                 await asyncio.gather(*(self._while_alive(replica.resume) for replica in self.replicas))
 
     async def reset_caches(self, *, keep: bool = False) -> bool:

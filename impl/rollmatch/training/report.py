@@ -280,10 +280,13 @@ class StepReport:
             "carried": self.num_carried,
         }
 
-    def times(self, prefetch: Prefetch | None) -> tuple[dict[str, float], dict[str, object]]:
+    def times(
+        self, prefetch: Prefetch | None, sum_over_ranks: Callable[[Sequence[float]], list[float]] = list
+    ) -> tuple[dict[str, float], dict[str, object]]:
         """When learner and servers were busy in a step that has ended: figures for the log, and its timeline.
 
         The speed of rollouts made ahead stands in place of that of ``figures``, which knows the learner's wait alone.
+        It is that of all ranks, which all call this.
         """
         now, calls = time.time(), prefetch.take_calls() if prefetch else []
         waits = [(begin, end) for name, begin, end in self.spans if name == "rollout"]
@@ -298,4 +301,6 @@ class StepReport:
         }
         ages = self.staleness or {0: len(self.rollouts)}
         figures = times.figures() | {f"staleness/{age}": float(number) for age, number in ages.items()}
-        return figures | ({"rollout_tok_s": speed_of(calls)} if prefetch else {}), timeline
+        if prefetch:
+            (figures["rollout_tok_s"],) = sum_over_ranks([speed_of(calls)])
+        return figures, timeline

@@ -248,12 +248,10 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         if "loss" in logs:
             self.report.end_learning()
             self.report.sum_terms(self.source.ranks.sum)
-            figures, timeline = self.report.times(self.overlap.prefetch)
+            figures, timeline = self.report.times(self.overlap.prefetch, self.source.ranks.sum)
             waits = self.source.ranks.gather(self.report.phase_s["rollout"])
             figures |= {f"time/rollout_s/rank{rank}": seconds for rank, seconds in enumerate(waits)}
             phases = {f"time/{phase}_s": seconds for phase, seconds in self.report.phase_s.items()}
-            if "rollout_tok_s" in figures:
-                (figures["rollout_tok_s"],) = self.source.ranks.sum([figures["rollout_tok_s"]])
             logs |= self.report.figures(self.source.ranks.sum) | figures | phases | gpu_use()
         super().log(logs, start_time)
         if timeline:
