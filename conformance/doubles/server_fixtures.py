@@ -156,6 +156,14 @@ def num_restarted(server):
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("rollmatch_restarted_requests"))
 
 
+def under_way(server, write, *, num_tokens=1):
+    """A call in a thread, once so many tokens of its responses are written."""
+    begun, call = server.health()["progress"], in_thread(write)
+    while server.health()["progress"] < begun + num_tokens:
+        assert not call.done(), call.result()
+    return call
+
+
 class LongResponses:
     """What some prompts are answered at length, greedily: much longer than a sync takes."""
 
@@ -175,13 +183,10 @@ class LongResponses:
     def interrupted_by(self, update, instance):
         """Begin the responses, and hold the engines in the middle of them until ``update`` has ended them all.
 
-        Returns the call and the result of ``update``. However slow the machine is, the update meets unfinished work.
+        Returns the call and the result of ``update``. However slow the machine is, work is unfinished then.
         """
         server = instance.server
-        begun, restarted = server.health()["progress"], num_restarted(server)
-        call = in_thread(self.write, server)
-        while server.health()["progress"] == begun:
-            assert not call.done(), call.result()
+        restarted, call = num_restarted(server), under_way(server, lambda: self.write(server))
         with stopped(*instance.workers()):
             updating = in_thread(update)
             while num_restarted(server) == restarted:

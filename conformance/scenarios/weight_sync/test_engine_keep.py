@@ -10,6 +10,7 @@ import pytest
 from conformance.doubles.digits import load_model, template_of
 from conformance.doubles.learner_side import sync
 from conformance.doubles.logprobs import TOLERANCE, found_in
+from conformance.doubles.server_fixtures import under_way
 from conformance.judge.servers.bounded import in_thread
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.records import Rollout
@@ -63,11 +64,9 @@ class SampledResponses:
         found = found_in(model, self.requests, rollouts, temperature=1.0)
         return np.abs(np.array(found) - np.array([rollout.response_logprobs for rollout in rollouts]))
 
-    def meet(self, update):
+    def interrupted_by(self, update):
         """The rollouts of a call in whose midst ``update`` ran, and what that returned."""
-        begun, call = self.server.health()["progress"], in_thread(self.write)
-        while self.server.health()["progress"] < begun + len(self.requests):
-            assert not call.done(), call.result()
+        call = under_way(self.server, self.write, num_tokens=len(self.requests))
         updated = update()
         return call.result(), updated
 
@@ -93,7 +92,7 @@ def check_tokens(sampled, rollouts, policy_of):
 
 
 @pytest.mark.scenario(
-    "weight-sync/a-long-response-meets-two-updates",
+    "weight-sync/two-updates-come-within-a-long-response",
     clauses=[
         "weight-sync/a-sync-may-keep-responses-under-way#1,2,3,4",
         "weight-sync/no-request-sees-two-versions#1",
@@ -117,7 +116,7 @@ def test_the_new_weights_write_the_rest_of_responses_under_way(learner, policies
         assert learner.sync(policies[0].weights, version=first + 2, keep=True)[0] == 200
         return committed, other
 
-    rollouts, ((status, body), other) = sampled.meet(update)
+    rollouts, ((status, body), other) = sampled.interrupted_by(update)
     assert (status, body["policy_version"], other.result()[0]) == (200, first + 1, 200), body
     assert body["restarted"] == 2, "calls of other dialects have one version"
     check_tokens(sampled, rollouts, {first: policies[1], first + 1: policies[2], first + 2: policies[0]})

@@ -32,6 +32,11 @@ def reference(query, key, value, bounds_q, bounds_k, longest_q, longest_k, *, sc
     lens_q, lens_k = bounds_q.diff(), bounds_k.diff()
     blocks = [torch.ones(q, k).tril(k - q) for q, k in zip(lens_q.tolist(), lens_k.tolist(), strict=True)]
     allowed = torch.block_diag(*blocks).bool()
+    return attended(query, key, value, allowed, scale)
+
+
+def attended(query, key, value, allowed, scale):
+    """[T, H, D] where [T, K] is allowed."""
     groups = query.shape[1] // key.shape[1]
     wide_key, wide_value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = torch.einsum("qhd,khd->hqk", query, wide_key) * scale
@@ -97,10 +102,7 @@ def traceable(query, key, value, bounds_q, bounds_k, *_, scale=None, window_size
         pieces.append(torch.searchsorted(bounds, places, right=True))
         left.append(bounds[pieces[-1]] - places)
     allowed = (pieces[0][:, None] == pieces[1]) & (left[0][:, None] <= left[1])
-    groups = query.shape[1] // key.shape[1]
-    scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, 1)) * scale
-    shares = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", shares, value.repeat_interleave(groups, 1))
+    return attended(query, key, value, allowed, scale)
 
 
 @pytest.mark.parametrize("row_and_images", [True], indirect=True, ids=["shared"])

@@ -1,6 +1,6 @@
 """A GRPO trainer of TRL on a machine without GPUs; not one line of it is changed.
 
-Its communicator is gloo in place of NCCL, and the learner has no GPU whose id it could send. From 1.11 on, it meets a
+Its communicator is gloo in place of NCCL, and the learner has no GPU whose id it could send. From 1.11 on, it joins a
 stock server: as rank 0, and with tensors that are sent one by one, where vLLM's own sender packs them by CUDA's
 streams. Trains on additions.
 
