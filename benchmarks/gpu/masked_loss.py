@@ -34,7 +34,6 @@ def supervise(num_tokens, share, *, first_coord, coord_share=0.0):
         weights=tuple(float(label != IGNORED) for label in labels),
         coord_positions=tuple(coords),
         coord_bins=tuple(chooser.randrange(1000) for _ in coords),
-        coord_in_prefix=(False,) * len(coords),
     )
 
 

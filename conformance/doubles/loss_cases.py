@@ -12,7 +12,7 @@ from rollmatch.objectives.rollout_matching.supervision import MaskRules, mask_se
 
 RULES = LossRules(coord_ids=COORD_IDS, gate_weight=0.5)
 MASK = {"rules": MaskRules(desc_ce_weight=0.3), "bin_of": bin_of}
-FIELDS = ("total", "ce", "coord", "coord_prefix", "coord_tail", "gate")
+FIELDS = ("total", "ce", "coord")
 
 
 def row_of(pairs):

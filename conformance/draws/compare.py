@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 STEEP = {"sgd": 1e4, "adamw_torch": 1e3}
 """A gradient's norm above which float32 says nothing of its small elements, which Adam moves like large ones."""
 FIGURES = ("loss", "grad_norm", "kl", "clip_share", "ratio_mean", "drift", "correction_mean", "entropy")
-FIGURES += ("loss_ce", "loss_coord", "teacher_kl", "divergence")
+FIGURES += ("loss_ce", "loss_coord", "teacher_kl", "divergence", "teacher_logprob", "policy_logprob")
 DROPOUT = functional.dropout
 
 
@@ -159,8 +159,9 @@ def compare_step(journals: list, oracle: Oracle, step: int, expected) -> None:
         if "training.tokens_per_micro_batch" not in oracle.keys or oracle.ranks == 1:
             same(f"learnt at step {step}, rank {rank}", found, learnt)
     found = of_step(journals[0], "step", step + 1)
-    if expected.tokens is not None:
-        same(f"tokens written for step {step}", found["rollout_tokens"], expected.tokens)
+    found |= {f"drop/{reason}": number for reason, number in found["drops"].items()}
+    for name, number in expected.counts.items():
+        same(f"{name} of step {step}", found[name], number)
     for name, mean in expected.means.items():
         close(f"{name} of step {step}", found[name], mean)
     for name in FIGURES:

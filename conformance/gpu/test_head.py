@@ -51,7 +51,6 @@ def test_a_row_of_large_vocabulary_takes_half_a_gigabyte(head):
         weights=tuple(float(label != IGNORED) for label in labels),
         coord_positions=coords,
         coord_bins=tuple(place % 1000 for place in coords),
-        coord_in_prefix=(False,) * len(coords),
     )
     rules = LossRules(coord_ids=tuple(range(150_000, 151_000)), gate_weight=0.5)
     hidden = hidden_of(len(labels))

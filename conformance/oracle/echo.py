@@ -33,16 +33,16 @@ class Echo:
 def play(words, first, next_turn, rules, *, turn_limit):
     """An episode from its first turn (ids, log-probabilities); ``next_turn(ids so far, number, limit)``: another one.
 
-    Returns a completion's target, engine, written, reward and ended.
+    Returns a completion's target, engine, written, reward, ended and num_tokens, of which stop tokens are none.
     """
     world, limit = Echo(), rules["max_response_tokens"]
     world.reset(None, None)
     (ids, logprobs), number = first, 0
-    target, engine, written, paid, ended = [*ids], [*logprobs], [True] * len(ids), 0.0, False
+    target, engine, written, paid, ended, num_tokens = [*ids], [*logprobs], [True] * len(ids), 0.0, False, 0
     while True:
         stopped = ids[-1:] == [words.stop]
         heard, reward, ended, _ = world.step(words.text(ids[:-1] if stopped else ids))
-        paid, number = paid + reward, number + 1
+        paid, number, num_tokens = paid + reward, number + 1, num_tokens + len(ids) - stopped
         if ended or number == rules["max_turns"]:
             break
         if rules["observations"] == "chat":
@@ -55,4 +55,5 @@ def play(words, first, next_turn, rules, *, turn_limit):
         written += [False] * len(more)
         ids, logprobs = next_turn(target, number, min(turn_limit, limit - len(target)))
         target, engine, written = target + ids, engine + logprobs, written + [True] * len(ids)
-    return {"target": target, "engine": engine, "written": written, "reward": paid, "ended": ended}
+    made = {"target": target, "engine": engine, "written": written, "reward": paid, "ended": ended}
+    return made | {"num_tokens": num_tokens}

@@ -128,6 +128,7 @@ def scored_tokens(completion, rows, rules, distill):
         seen |= {"drift": abs(float(drift[place])), "correction_mean": weights[place]}
         seen |= {"entropy": entropy if rules["entropy_coef"] or rules["top_entropy_share"] < 1 else -p}
         seen |= {"teacher_kl": taught, "divergence": apart} if distill is not None else {}
+        seen |= {"teacher_logprob": p.detach() - taught, "policy_logprob": p.detach()} if distill is not None else {}
         token = {"gain": gain, "correction": weights[place], "kl": kl, "entropy": entropy, "length": len(places)}
         token |= {"logprob": p, "apart": completion["weight"] * apart if distill is not None else 0.0, "seen": seen}
         unsure = (abs(advantage) < 1e-9 and not cispo) or min(abs(r - low), abs(r - high)) < 1e-4

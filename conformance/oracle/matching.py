@@ -6,6 +6,7 @@ specification (parsing, matching, target, supervision).
 
 import json
 import re
+from collections import Counter
 from itertools import product
 
 import numpy as np
@@ -203,7 +204,8 @@ def target_of(words, response, truth, rules):
     right = sum(parsed["objects"][p]["desc"] == truth[g]["desc"] for p, g in pairs)
     counts = {"predicted": len(boxes), "truth": len(truth), "matched": len(pairs), "right": right}
     counts |= {"iou": sum(ious[pair] for pair in pairs), "appended": len(missed)}
-    counts |= {"invalid": parsed["invalid"], "truncated": parsed["truncated"]}
+    counts |= {"invalid": parsed["invalid"], "truncated": parsed["truncated"], "malformed": len(parsed["drops"])}
+    counts |= {f"drop/{reason}": parsed["drops"].count(reason) for reason in parsed["drops"]}
     return {"target": ids + tail, "labels": labels, "slots": slots, "counts": counts}
 
 
@@ -233,7 +235,9 @@ def matching_step(segments, logits_of, rules, coord_ids):
 
 def quality(counts):
     """Precision, recall and their like: sums before ratios, 0/0 is 0."""
-    total = {name: sum(one[name] for one in counts) for name in counts[0]} if counts else {}
+    total = Counter()
+    for one in counts:
+        total.update(one)
 
     def ratio(part, whole):
         return part / whole if whole else 0.0
@@ -247,4 +251,6 @@ def quality(counts):
         "mean_iou": ratio(total["iou"], total["matched"]),
         "invalid_rate": ratio(total["invalid"], len(counts)),
         "truncated_rate": ratio(total["truncated"], len(counts)),
+        "malformed_rate": ratio(total["malformed"], total["malformed"] + total["predicted"]),
+        **{name: value for name, value in total.items() if name.startswith("drop/")},
     }

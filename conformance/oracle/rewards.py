@@ -21,18 +21,15 @@ def fails(answer, sample):
     return spread(answer, sample) - 0.5
 
 
-def pay(answer: str, rewards: list[dict]) -> float | None:
-    """The weighted sum of what the named functions say; None where one fails or none says anything."""
-    values = []
+def pay(answer: str, rewards: list[dict]) -> tuple[float | None, dict]:
+    """The weighted sum of what the named functions say, None where none says anything; and what each says."""
+    said = {}
     for one in rewards:
-        function, weight = one["function"].rpartition(":")[2], one.get("weight", 1.0)
-        if function == "long":
-            value = long([answer])[0]
-        else:
-            try:
-                value = {"spread": spread, "fails": fails}[function](answer, None)
-            except ValueError:
-                return None
-        if value is not None:
-            values.append(weight * value)
-    return sum(values) if values else None
+        name = one["function"].rpartition(":")[2]
+        try:
+            said[name] = long([answer])[0] if name == "long" else {"spread": spread, "fails": fails}[name](answer, None)
+        except ValueError:
+            said[name] = None
+    weights = [one.get("weight", 1.0) for one in rewards]
+    known = [weight * value for weight, value in zip(weights, said.values(), strict=True) if value is not None]
+    return sum(known) if known else None, said

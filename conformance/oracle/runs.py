@@ -34,8 +34,8 @@ class Step:
     """(sample ids, seeds); empty where the step rolls nothing out."""
     rewards: list = field(default_factory=list)
     values: list = field(default_factory=list)
-    tokens: int | None = None
-    """Written for the step by all ranks; None: not counted here."""
+    counts: dict = field(default_factory=dict)
+    """Tokens that were written for the step, segments and tokens that it learns from, and what waits, of all ranks."""
     means: dict = field(default_factory=dict)
     """Of the window's completions of all ranks."""
     learnt: list = field(default_factory=list)
@@ -88,7 +88,7 @@ class Oracle:
 
     def steps(self):
         """Every optimizer step in turn; before each, the product's weights replace the oracle's."""
-        made = None
+        made, means = None, {}
         self.windows, self.left = {}, {}
         self.plan = plan = windows(len(self.draw["samples"]), self.keys, ranks=self.ranks, num_steps=self.num_steps)
         self.averaged = self.num_steps  # the means begin with the weights before training
@@ -105,6 +105,9 @@ class Oracle:
             result = Step()
             if step == first:
                 made = self.roll_out(step, whole, result)
+                means = result.means
+            else:
+                result.means, result.counts = means, {"rollout_tokens": 0}
             both, n = zip(made, places, strict=True), self.repeats
             segments = [[own[p * n + i] for p in at for i in range(n)] for own, at in both]
             self.learn(step, segments, num_batches, result)
@@ -149,16 +152,20 @@ class Oracle:
                 pieces = self.keys.get(f"{R}.pieces_per_server", 1)
                 rollouts = self.generate(asked, seeds, self.decoding, rank=rank, pieces=pieces)
             per_rank.append(self.completions(asked, rollouts, name=f"{step}.{rank}"))
+        written = [*chain(*per_rank)]
         if self.is_grouped:
-            written = [*chain(*per_rank)]
             written += chain(*self.replace_flat(step, whole, per_rank))
-            if not self.keys.get(f"{E}.name"):
-                result.tokens = 0 if is_given else sum(len(c["response"]) for c in written)
+        if not self.keys.get(f"{R}.late_windows"):
+            tokens = 0 if is_given else sum(c.get("num_tokens", len(c["response"])) for c in written)
+            result.counts = {"rollout_tokens": tokens}
         if self.is_paid:
             self.compare(per_rank, result)
         else:
-            for c in (c for own in per_rank for c in own):
+            for c in written:
                 c |= self.matched(c, self.keys[f"{R}.maskiou_gate"])
+            counts = [c["counts"] for c in written]
+            result.means = {"appended": sum(one["appended"] for one in counts)}
+            result.means |= matching.quality(counts) if self.variant != "sft" else {}
         return per_rank
 
     def taken(self, step: int, rank: int, num: int) -> list:
@@ -220,10 +227,11 @@ class Oracle:
             rollouts = self.generate(asked, seeds, self.decoding | own, rank=rank)
             made += self.completions(asked, rollouts, name=f"{step}.{rank + 2 * self.ranks}", is_eval=True)
         made.sort(key=lambda c: c["index"])
-        if not self.is_paid:
-            return matching.quality([self.matched(c, self.keys[f"{R}.eval_iou"])["counts"] for c in made])
-        self.check_rewards(made)
         found = {"num_scenes": len(samples)}
+        if not self.is_paid:
+            found |= {"loss": self.true_loss(samples)} if self.variant == "sft" else {}
+            return found | matching.quality([self.matched(c, self.keys[f"{R}.eval_iou"])["counts"] for c in made])
+        self.check_rewards(made)
         if self.variant == "distill":
             masks = [c["written"] or [True] * len(c["target"]) for c in made]
             pairs = zip(made, masks, strict=True)
@@ -232,8 +240,19 @@ class Oracle:
             found["teacher_logprob"] = sum(float(row[token]) for row, token in rows) / max(1, len(rows))
             if not self.rules["rewards"] and not self.keys.get(f"{E}.name"):
                 return found
-        known = [self.return_of(c) for c in made if c["reward"] is not None]
-        return {"reward": sum(known) / len(known)} | found
+        if not self.is_grouped:
+            return {"reward": float(np.mean([self.return_of(c) for c in made]))} | found
+        return {name: value for name, value in self.worth(made).items() if name != "flat_group_rate"} | found
+
+    @torch.no_grad()
+    def true_loss(self, samples: list) -> float:
+        """Mean negative log-probability of the tokens of the true answers."""
+        made = []
+        for index in samples:
+            one = self.completion(index, ([], []))
+            one |= self.matched(one, self.keys[f"{R}.maskiou_gate"])
+            made += self.policy.logprobs(one, temperature=1.0, banned=self.words.banned).tolist()
+        return -sum(made) / len(made)
 
     @torch.no_grad()
     def taught(self, c: dict) -> torch.Tensor:
@@ -328,9 +347,9 @@ class Oracle:
         prompt, sizes = self.prompt(index), [Image.open(path).size for path in paths]
         made = {"index": index, "prompt": prompt, "expanded": self.words.expanded(prompt, sizes), "images": paths}
         made |= {"target": target, "response": response, "ended": ended, "engine": logprobs, "written": None}
-        rewards = self.rules.get("rewards", [])
+        paid, said = pay(self.words.text(response), self.rules.get("rewards", []))
         unpaid = 0.0 if self.variant == "distill" else None
-        return made | {"reward": pay(self.words.text(response), rewards) if rewards else unpaid}
+        return made | {"reward": paid if said else unpaid, "said": said}
 
     def compare(self, per_rank: list, result: Step) -> None:
         """Advantages, masks and recorded log-probabilities of a window's completions."""
@@ -346,12 +365,13 @@ class Oracle:
             for c, advantage in zip(own, found, strict=True):
                 c["advantages"] = [advantage] * len(c["target"])
                 c["masked"] = c["reward"] is None or (rules["mask_truncated_completions"] and not c["ended"])
-        if self.variant == "grpo":
-            result.means = self.worth([*chain(*per_rank)])
         if not self.is_grouped:
             self.value(per_rank, result)
         elif self.rules.get("rewards") or self.variant == "grpo" or self.keys.get(f"{E}.name"):
             result.rewards = [[c["reward"] for c in own] for own in per_rank]
+            result.means = self.worth([*chain(*per_rank)])
+            if self.variant == "distill":
+                result.means.pop("flat_group_rate")
         for c in (c for own in per_rank for c in own):
             from_server = rules["old_logprobs"] == "server"
             c["sampled"] = c["engine"] if self.corrects else None
@@ -368,7 +388,11 @@ class Oracle:
         size, rewards = self.repeats, [c["reward"] for c in everyone if c["reward"] is not None]
         groups = [everyone[i : i + size] for i in range(0, len(everyone), size)]
         lens = [len(c["response"]) if c["written"] is None else sum(c["written"]) for c in everyone]
-        return {
+        said = {
+            name: [c["said"][name] for c in everyone if c["said"][name] is not None] for name in everyone[0]["said"]
+        }
+        return {f"reward/{name}": np.mean(values) for name, values in said.items() if values} | {
+            "reward_failed_rate": np.mean([c["reward"] is None for c in everyone]),
             "reward": np.mean(rewards),
             "reward_std": np.std(rewards),
             "truncated_rate": np.mean([not c["ended"] for c in everyone]),
@@ -383,7 +407,7 @@ class Oracle:
             c |= {"return": self.return_of(c), "masked": False}
         bounds = [values.cuts(self.words, c, rules) for c in everyone]
         is_search = self.variant == "vineppo_mcts"
-        fresh, asked = self.continuations(everyone, rules, is_search=is_search)
+        fresh, asked, num_tokens = self.continuations(everyone, rules, is_search=is_search)
         if not is_search and rules["first_continuations"] is None:
             wanted = values.needed(everyone, bounds, rules)
             found = {state: len(fresh.get(state, [])) for state in wanted}
@@ -391,14 +415,28 @@ class Oracle:
             assert asked == sum(wanted.values()), f"{asked} continuations, the oracle says {sum(wanted.values())}"
         rows = values.values(everyone, bounds, fresh, rules, is_search=is_search)
         assert all(v is not None for row in rows for v in row), "a state was never continued"
-        for c, row in zip(everyone, values.advantages(everyone, bounds, rows, rules["normalization"]), strict=True):
+        changes, found = values.advantages(everyone, bounds, rows, rules["normalization"])
+        for c, row in zip(everyone, found, strict=True):
             c["advantages"] = row
+        num_states = sum(map(len, rows))
+        result.means = {
+            "reward": np.mean([c["return"] for c in everyone]),
+            "truncated_rate": np.mean([not c["ended"] for c in everyone]),
+            "response_len": np.mean([len(c["response"]) for c in everyone]),
+            "steps": num_states / len(rows),
+            "prompt_value": np.mean([row[0] for row in rows]),
+            "advantage_size": np.mean([abs(a) for row in changes for a in row]),
+            "continuations": asked,
+            "continuation_tokens": num_tokens,
+            "states_per_continuation": num_states / asked if asked else 0.0,
+        }
         left = iter(rows)
         result.values = [[next(left) for _ in own] for own in per_rank]
 
-    def continuations(self, everyone: list, rules: dict, *, is_search: bool) -> tuple[dict, int]:
-        """State -> returns of its continuations, from all that servers were asked for by this version."""
-        limit, fresh, asked = self.keys[f"{R}.max_new_tokens"], {}, 0
+    def continuations(self, everyone: list, rules: dict, *, is_search: bool) -> tuple[dict, int, int]:
+        """State -> returns of its continuations, from all that servers were asked for by this version; how many, and
+        the tokens of all."""
+        limit, fresh, asked, num_tokens = self.keys[f"{R}.max_new_tokens"], {}, 0, 0
         known = {seed for call in self.calls for _, seed, _ in call["requests"]}
         prompts = {i: tuple(self.prompt(i)) for i in {c["index"] for c in everyone}}
         records = [one for s in self.servers for kind, v, one in s.log if kind == "infer" and v == self.version]
@@ -410,11 +448,12 @@ class Oracle:
             assert sampling["max_tokens"] == limit - len(prefix), "a continuation has another budget"
             assert seed > 0, "a seed of 0"
             more, logprobs = write(self.words, ids, seed, limit - len(prefix), self.variant)
+            num_tokens += len(more)
             c = self.completion(index, ([*prefix, *more], [0.0] * len(prefix) + logprobs))
             passed = values.cuts(self.words, c, rules)[:-1] if is_search else []
             for start in {len(prefix), *(p for p in passed if p > len(prefix))}:
                 fresh.setdefault((index, tuple(c["target"][:start])), []).append(self.return_of(c))
-        return fresh, asked
+        return fresh, asked, num_tokens
 
     def scored(self, policy: Policy, completion: dict, *, adapted: bool = True) -> list[float]:
         with torch.no_grad():
@@ -434,6 +473,8 @@ class Oracle:
             segments = [self.packed(*three) for three in zip(range(self.ranks), segments, num_batches, strict=True)]
         result.learnt = [sorted(c["index"] for c in own) for own in segments]
         everyone = [c for own in segments for c in own]
+        result.counts |= {"segments": len(everyone), "carried": sum(map(len, self.waiting))}
+        result.counts["learn_tokens"] = sum(len(c["expanded"]) + len(c["target"]) for c in everyone)
         limit = self.keys.get(f"{E}.max_response_tokens", self.keys[f"{R}.max_new_tokens"])
         self.policy.model.train()
         if self.is_paid:

@@ -75,13 +75,14 @@ def needed(responses, bounds, rules):
 
 
 def advantages(responses, bounds, found, how):
-    """[response][token] normalised over all tokens."""
-    rows = []
+    """[response][step] what each step changed; [response][token] that, normalised over all tokens."""
+    rows, changes = [], []
     for one, cut, row in zip(responses, bounds, found, strict=True):
         steps = [(row[i + 1] if i + 1 < len(row) else one["return"]) - row[i] for i in range(len(row))]
         rows.append([a for i, a in enumerate(steps) for _ in range(cut[i], cut[i + 1])])
+        changes.append(steps)
     flat = [a for row in rows for a in row]
     mean = sum(flat) / len(flat) if how == "whiten" else 0.0
     free = max(1, len(flat) - (how == "whiten"))
     scale = math.sqrt(sum((a - mean) ** 2 for a in flat) / free) if how != "none" else 1.0
-    return [[(a - mean) / scale if scale > 1e-8 else 0.0 for a in row] for row in rows]
+    return changes, [[(a - mean) / scale if scale > 1e-8 else 0.0 for a in row] for row in rows]

@@ -410,5 +410,3 @@ class Supervision:
     """[K] indices of supervised coordinate slots, ascending."""
     coord_bins: tuple[int, ...]
     """[K] their true bins."""
-    coord_in_prefix: tuple[bool, ...]
-    """[K] whether the slot is one of the rollout's own (else: of the tail)."""

@@ -35,6 +35,7 @@ class RetryClock:
 
     def sleep(self, seconds):
         self.now += seconds
+        assert self.now < 3600, "a call is repeated for ever"
 
 
 def refusal(status):

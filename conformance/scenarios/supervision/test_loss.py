@@ -28,14 +28,13 @@ from rollmatch.records import Supervision
 
 
 def by_hand(logits, supervision, rules):
-    """Sums of text CE, slot losses, prefix slot losses and gates in float64, one position at a time."""
+    """Sums of text CE and slot losses in float64, one position at a time."""
     logits = logits.double()
-    ce = slots = prefix = gates = 0.0
+    ce = slots = 0.0
     for position, (label, weight) in enumerate(zip(supervision.labels, supervision.weights, strict=True)):
         if label != IGNORED:
             ce += weight * -torch.log(logits[position - 1].softmax(-1)[label]).item()
-    columns = zip(supervision.coord_positions, supervision.coord_bins, supervision.coord_in_prefix, strict=True)
-    for position, true_bin, in_prefix in columns:
+    for position, true_bin in zip(supervision.coord_positions, supervision.coord_bins, strict=True):
         scaled = logits[position - 1] / rules.temperature_coord
         p = scaled[list(rules.coord_ids)].softmax(-1)
         q = [
@@ -49,9 +48,8 @@ def by_hand(logits, supervision, rules):
         below = zip(accumulate(p.tolist()), accumulate(q.tolist()), strict=True)
         w1 = sum(abs(mine - true) for mine, true in below) / 1000
         gate = -math.log(scaled.softmax(-1)[list(rules.coord_ids)].sum().item())
-        slot = rules.soft_ce_weight * soft_ce + rules.w1_weight * w1 + rules.gate_weight * gate
-        slots, prefix, gates = slots + slot, prefix + slot * in_prefix, gates + gate
-    return ce, slots, prefix, gates
+        slots += rules.soft_ce_weight * soft_ce + rules.w1_weight * w1 + rules.gate_weight * gate
+    return ce, slots
 
 
 @pytest.mark.scenario(clauses=["supervision/coordinates-are-learnt-as-distributions-over-bins#1"])
@@ -68,14 +66,11 @@ def test_the_loss_is_what_the_formula_says(rules):
     logits, scoring = scored_segment(3, num_slots=6)
     totals = LossTotals(text_weight=40.0, num_slots=30)
     terms = masked_loss(logits, **scoring | {"rules": rules, "totals": totals})
-    ce, slots, prefix, gates = by_hand(logits, scoring["supervision"], rules)
+    ce, slots = by_hand(logits, scoring["supervision"], rules)
     expected = {
         "total": ce / 40 + slots / 30,
         "ce": ce / 40,
         "coord": slots / 30,
-        "coord_prefix": prefix / 30,
-        "coord_tail": (slots - prefix) / 30,
-        "gate": gates / 30,
     }
     assert {field: getattr(terms, field).item() for field in FIELDS} == pytest.approx(expected, rel=1e-5)
 
@@ -105,7 +100,7 @@ def test_the_gate_measures_mass_outside_the_coordinates():
     assert gate.item() == pytest.approx(math.log(VOCAB_LEN / 1000), rel=1e-5)
 
 
-NOTHING = Supervision(labels=(IGNORED,) * 5, weights=(0.0,) * 5, coord_positions=(), coord_bins=(), coord_in_prefix=())
+NOTHING = Supervision(labels=(IGNORED,) * 5, weights=(0.0,) * 5, coord_positions=(), coord_bins=())
 
 
 @pytest.mark.scenario(
@@ -155,9 +150,8 @@ def test_a_supervised_first_token_is_refused(first):
     base = {"labels": (IGNORED, 5), "weights": (0.0, 1.0), "coord_positions": (), "coord_bins": ()}
 
     def score(columns):
-        supervision = Supervision(**columns, coord_in_prefix=(False,) * len(columns["coord_positions"]))
         totals = LossTotals(text_weight=2.0, num_slots=2)
-        return masked_loss(random_logits(2), supervision=supervision, rules=RULES, totals=totals)
+        return masked_loss(random_logits(2), supervision=Supervision(**columns), rules=RULES, totals=totals)
 
     with refused("logits-misfit", "0"):
         score(base | first)

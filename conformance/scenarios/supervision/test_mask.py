@@ -43,13 +43,11 @@ def test_every_position_of_a_small_segment_teaches_what_it_should():
     assert supervision.weights == (0, 0, 0, 0, 0, 0, 1, 0.25, 0.25, 0, 1, 1)
     assert supervision.coord_positions == (3, 9)
     assert supervision.coord_bins == (11, 30)
-    assert supervision.coord_in_prefix == (True, False)
 
 
 def test_polygon_slots_are_all_supervised():
     segment = write_segment(1, num_slots=10)
     supervision = mask(segment)
-    assert supervision.coord_in_prefix == (True,) * 10 + (False,) * 10
     tail_bins = [bin_of(i) for i in segment.token_ids[segment.prompt_len + segment.prefix_len :]]
     assert supervision.coord_bins == (*segment.coord_bins, *(b for b in tail_bins if b is not None))
 
@@ -73,9 +71,8 @@ def test_supervision_stays_in_the_target_and_text_in_the_tail(segment, rules):
             assert position >= tail_start
             assert label == segment.token_ids[position]
             assert bin_of(label) is None
-    for position, in_prefix in zip(supervision.coord_positions, supervision.coord_in_prefix, strict=True):
+    for position in supervision.coord_positions:
         assert segment.prompt_len <= position < segment.encoded_len
-        assert in_prefix == (position < tail_start)
         assert bin_of(segment.token_ids[position]) is not None
 
 
@@ -86,9 +83,10 @@ def test_supervision_stays_in_the_target_and_text_in_the_tail(segment, rules):
 def test_every_tail_token_teaches_exactly_one_thing(segment):
     supervision = mask(segment)
     text = {position for position, label in enumerate(supervision.labels) if label != IGNORED}
-    slots = {p for p, old in zip(supervision.coord_positions, supervision.coord_in_prefix, strict=True) if not old}
+    tail = range(segment.prompt_len + segment.prefix_len, segment.encoded_len)
+    slots = set(supervision.coord_positions) & set(tail)
     assert not text & slots
-    assert text | slots == set(range(segment.prompt_len + segment.prefix_len, segment.encoded_len))
+    assert text | slots == set(tail)
     assert supervision.labels[-1] == EOS_ID
 
 
@@ -103,7 +101,6 @@ def test_a_row_is_masked_as_its_segments_are(segments, rules):
     assert whole.labels == sum((part.labels for part in parts), ())
     assert whole.weights == sum((part.weights for part in parts), ())
     assert whole.coord_bins == sum((part.coord_bins for part in parts), ())
-    assert whole.coord_in_prefix == sum((part.coord_in_prefix for part in parts), ())
     moved = [o + p for o, part in zip(row.offsets, parts, strict=True) for p in part.coord_positions]
     assert list(whole.coord_positions) == moved
     for offset in row.offsets:  # no segment is scored on the last logit of the one before

@@ -16,7 +16,7 @@ MATCHING = RolloutMatchingObjective(
     target=None, eval_target=None, mask_rules=MaskRules(), loss_rules=None, bin_of=lambda token_id: None
 )
 SAMPLE = make_sample()
-NOTHING = Supervision(labels=(), weights=(), coord_positions=(), coord_bins=(), coord_in_prefix=())
+NOTHING = Supervision(labels=(), weights=(), coord_positions=(), coord_bins=())
 
 
 def report(*, predicted, truth, matched, appended):

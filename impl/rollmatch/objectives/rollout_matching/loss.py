@@ -66,11 +66,6 @@ class LossTerms:
     """The summands of ``total``, each with its graph: text over its weight, slots over their number."""
     ce: Tensor
     coord: Tensor
-    """``coord_prefix + coord_tail``."""
-    coord_prefix: Tensor
-    coord_tail: Tensor
-    gate: Tensor
-    """Unweighted, over all slots; measured even where ``gate_weight`` is 0."""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -82,8 +77,7 @@ class LossTerms:
 def count_totals(supervisions: Iterable[Supervision]) -> LossTotals:
     """Count one rank's rows; over ranks, sum both fields.
 
-    >>> row = Supervision(labels=(-100, 5, -100), weights=(0.0, 0.5, 0.0), coord_positions=(2,), coord_bins=(8,),
-    ...                   coord_in_prefix=(False,))
+    >>> row = Supervision(labels=(-100, 5, -100), weights=(0.0, 0.5, 0.0), coord_positions=(2,), coord_bins=(8,))
     >>> count_totals([row, row])
     LossTotals(text_weight=1.0, num_slots=2)
     """
@@ -98,7 +92,7 @@ def logit_indices(supervision: Supervision) -> tuple[int, ...]:
     """Where the supervised logits stand, ascending: what to give a model as ``logits_to_keep``.
 
     >>> logit_indices(Supervision(labels=(-100, -100, 5, -100), weights=(0.0, 0.0, 1.0, 0.0), coord_positions=(3,),
-    ...                           coord_bins=(8,), coord_in_prefix=(False,)))
+    ...                           coord_bins=(8,)))
     (1, 2)
     """
     text = (position for position, label in enumerate(supervision.labels) if label != IGNORED)
@@ -176,7 +170,6 @@ class _Targets:
     weights: Tensor
     slot_rows: Tensor
     bins: Tensor
-    in_prefix: Tensor
 
 
 def _targets_of(supervision: Supervision, *, totals: LossTotals, device: torch.device) -> _Targets:
@@ -188,16 +181,12 @@ def _targets_of(supervision: Supervision, *, totals: LossTotals, device: torch.d
     def whole(numbers: Iterable[int]) -> Tensor:
         return to_device(numbers, dtype=torch.int64, device=device)
 
-    def real(numbers: Iterable[float]) -> Tensor:
-        return to_device(numbers, dtype=torch.float32, device=device)
-
     return _Targets(
         text_rows=whole(position - 1 for position in text),
         labels=whole(supervision.labels[position] for position in text),
-        weights=real(supervision.weights[position] for position in text),
+        weights=to_device((supervision.weights[position] for position in text), dtype=torch.float32, device=device),
         slot_rows=whole(position - 1 for position in supervision.coord_positions),
         bins=whole(supervision.coord_bins),
-        in_prefix=real(supervision.coord_in_prefix),
     )
 
 
@@ -222,19 +211,15 @@ def _check_totals(supervision: Supervision, totals: LossTotals) -> None:
 def _score(logits: Logits, *, targets: _Targets, rules: LossRules, totals: LossTotals) -> LossTerms:
     logprobs = logprobs_of(logits[targets.text_rows], targets.labels)
     ce_sum = (targets.weights * -logprobs).sum()
-    slots, gates = _slots_of(logits[targets.slot_rows], bins=targets.bins, rules=rules)
-    sums = torch.stack([slots.sum(), (slots * targets.in_prefix).sum(), gates.sum()])
+    slots, _ = _slots_of(logits[targets.slot_rows], bins=targets.bins, rules=rules)
     # Totals of zero mean sums of zero: any divisor will do.
     ce = ce_sum / (totals.text_weight or 1.0)
-    coord, coord_prefix, gate = sums / (totals.num_slots or 1)
+    coord = slots.sum() / (totals.num_slots or 1)
     return LossTerms(
         total=ce + coord,
         parts=(ce, coord),
         ce=ce.detach(),
         coord=coord.detach(),
-        coord_prefix=coord_prefix.detach(),
-        coord_tail=(coord - coord_prefix).detach(),
-        gate=gate.detach(),
     )
 
 

@@ -77,8 +77,8 @@ def mask_segment(segment: Segment, *, rules: MaskRules, bin_of: BinOf) -> Superv
     >>> s = mask_segment(segment, rules=MaskRules(), bin_of=lambda i: i - 20 if 20 <= i < 30 else None)
     >>> s.labels
     (-100, -100, -100, -100, -100, 3, -100, 9)
-    >>> s.coord_positions, s.coord_bins, s.coord_in_prefix
-    ((3, 6), (4, 5), (True, False))
+    >>> s.coord_positions, s.coord_bins
+    ((3, 6), (4, 5))
     """
     _check_lens(segment)
     _check_positions(segment)
@@ -98,7 +98,6 @@ def mask_segment(segment: Segment, *, rules: MaskRules, bin_of: BinOf) -> Superv
         weights=tuple(weights),
         coord_positions=(*segment.coord_positions, *(index for index, _ in tail_slots)),
         coord_bins=(*segment.coord_bins, *(coord_bin for _, coord_bin in tail_slots)),
-        coord_in_prefix=(True,) * len(segment.coord_positions) + (False,) * len(tail_slots),
     )
 
 
@@ -119,26 +118,24 @@ def place_supervisions(supervisions: Iterable[Supervision], *, starts: Iterable[
 
     Segments that share a prompt overlap, before what they teach.
 
-    >>> one = Supervision(labels=(-100, 5), weights=(0.0, 1.0), coord_positions=(1,), coord_bins=(8,),
-    ...                   coord_in_prefix=(True,))
+    >>> one = Supervision(labels=(-100, 5), weights=(0.0, 1.0), coord_positions=(1,), coord_bins=(8,))
     >>> both = place_supervisions([one, one], starts=[0, 3], num_tokens=5)
     >>> both.labels, both.coord_positions
     ((-100, 5, -100, -100, 5), (1, 4))
     """
     labels, weights = [IGNORED] * num_tokens, [0.0] * num_tokens
-    slots: list[tuple[int, int, bool]] = []
+    slots: list[tuple[int, int]] = []
     for part, start in zip(supervisions, starts):
         for place, (label, weight) in enumerate(zip(part.labels, part.weights, strict=True), start):
             if label != IGNORED:
                 labels[place], weights[place] = label, weight
         moved = (start + position for position in part.coord_positions)
-        slots += zip(moved, part.coord_bins, part.coord_in_prefix)
+        slots += zip(moved, part.coord_bins)
     return Supervision(
         labels=tuple(labels),
         weights=tuple(weights),
-        coord_positions=tuple(position for position, _, _ in slots),
-        coord_bins=tuple(coord_bin for _, coord_bin, _ in slots),
-        coord_in_prefix=tuple(in_prefix for _, _, in_prefix in slots),
+        coord_positions=tuple(position for position, _ in slots),
+        coord_bins=tuple(coord_bin for _, coord_bin in slots),
     )
 
 
