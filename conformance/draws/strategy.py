@@ -21,7 +21,6 @@ PLAIN = {
     "global_max_length": 64,
 }
 WRONG = (
-    ({f"{T}.packing": True, f"{T}.packing_drop_last": False}, "packing-never-flushes", f"{T}.packing_drop_last"),
     ({f"{T}.packing_buffer": 0}, "out-of-range", f"{T}.packing_buffer"),
     ({f"{T}.max_step": 3}, "unknown-key", f"{T}.max_step"),
     ({f"{G}.beta": -1.0}, "out-of-range", f"{G}.beta"),
@@ -99,7 +98,7 @@ def _training(one_of, made):
     lengths = (420, 600) if not is_paid else (110, 130) if made["family"] == "qwen3_vl" else (64, 72)
     length, attention = one_of(*lengths), one_of("packed", "sdpa", "eager")
     if made["family"] in PACKABLE and attention == "packed":
-        keys |= one_of({}, {"packing": True}, {"padding_free": True})
+        keys |= one_of({}, {"packing": True}, {"packing": True, "packing_drop_last": True}, {"padding_free": True})
         if "packing" not in keys and one_of(True, False):
             keys |= {"tokens_per_micro_batch": length, "gradient_accumulation_steps": 1}
         if {"packing", "padding_free", "tokens_per_micro_batch"} & keys.keys():

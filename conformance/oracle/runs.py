@@ -470,7 +470,9 @@ class Oracle:
     def learn(self, step: int, segments: list, num_batches: list, result: Step) -> None:
         """The step's loss over all ranks, and the weights it makes."""
         if self.keys[f"{T}.packing"]:
-            segments = [self.packed(*three) for three in zip(range(self.ranks), segments, num_batches, strict=True)]
+            is_last = step == self.num_steps - 1 and not self.keys.get(f"{T}.packing_drop_last", False)
+            given = zip(range(self.ranks), segments, num_batches, strict=True)
+            segments = [self.packed(*three, leaves_none=is_last) for three in given]
         result.learnt = [sorted(c["index"] for c in own) for own in segments]
         everyone = [c for own in segments for c in own]
         result.counts |= {"segments": len(everyone), "carried": sum(map(len, self.waiting))}
@@ -501,13 +503,14 @@ class Oracle:
     def logits(self, one: dict) -> torch.Tensor:
         return self.policy.logits([*one["expanded"], *one["target"]], one["images"])[len(one["expanded"]) - 1 : -1]
 
-    def packed(self, rank: int, segments: list, num_rows: int) -> list:
+    def packed(self, rank: int, segments: list, num_rows: int, *, leaves_none: bool) -> list:
         """What is learnt of the new and the waiting; what waits is scored by the weights of now."""
         waiting = self.waiting[rank] + [(len(c["expanded"]) + len(c["target"]), c) for c in segments]
         rows, waiting = rows_of(waiting, num_rows, self.keys["global_max_length"])
         brought = self.repeats * self.keys[f"{T}.per_device_train_batch_size"]
         brought *= self.keys[f"{T}.gradient_accumulation_steps"]
-        while len(waiting) > (self.keys.get(f"{T}.packing_buffer") or brought):
+        most = 0 if leaves_none else self.keys.get(f"{T}.packing_buffer") or brought
+        while len(waiting) > most:
             more, waiting = rows_of(waiting, 1, self.keys["global_max_length"])
             rows += more
         self.waiting[rank] = waiting

@@ -20,7 +20,6 @@ def values(code, key, bad, good, *others):
 
 FROZEN = "tuner={freeze_llm: true, freeze_vit: true, freeze_aligner: "
 WEIGHTLESS = ("~.soft_ce_weight=0", "~.w1_weight=0")
-PACKED, FLUSHED = "training.packing_drop_last=false", "training.packing_drop_last"
 EXTRA, STOPPING = "training.extra_arguments", "training.early_stopping={metric: f1}"
 TOKENS = "training.tokens_per_micro_batch"
 SHARED = "training.share_prompts=true"
@@ -35,7 +34,6 @@ BROKEN = [
     ("coordinates-unsupervised", "~.soft_ce_weight", WEIGHTLESS, [*WEIGHTLESS, "~.gate_weight=1"]),
     ("coordinates-unsupervised", "~.soft_ce_weight", WEIGHTLESS, WEIGHTLESS[:1]),
     ("coordinates-unsupervised", "~.soft_ce_weight", WEIGHTLESS, WEIGHTLESS[1:]),
-    ("packing-never-flushes", FLUSHED, ["training.packing=true", PACKED], ["training.packing=false", PACKED]),
     ("argument-has-own-key", f"{EXTRA}.bf16", [f"{EXTRA}.bf16=true"], [f"{EXTRA}.tf32=true"]),
     values("beams-disagree", "~.num_beams", 2, 1),
     values("beams-disagree", "~.num_beams", 1, 2, *BEAM),
@@ -85,7 +83,6 @@ BROKEN = [
     "configuration/dora-without-lora-is-refused",
     "configuration/a-policy-that-is-frozen-as-a-whole-is-refused",
     "supervision/all-coordinate-weights-at-zero-are-refused",
-    "packing/a-last-short-row-is-not-promised",
     "packing/a-micro-batch-that-a-segment-may-not-fit-is-refused",
     "packing/a-micro-batch-of-one-longest-segment-is-accepted",
     "decoding/beam-search-on-hf-is-accepted",
@@ -107,7 +104,6 @@ BROKEN = [
         "decoding/a-response-leaves-room-for-its-prompt#1,2,3,4",
         "configuration/a-policy-is-trained-whole-or-by-adapters#1,2,3,4,6",
         "supervision/coordinates-are-learnt-as-distributions-over-bins#2,6",
-        "packing/the-waiting-list-is-bounded#4",
         "packing/the-number-of-passes-may-follow-from-the-tokens#6,7,8",
         "configuration/rollout-matching-is-chosen-by-its-trainer-variant#2",
     ],

@@ -14,8 +14,9 @@ from rollmatch.records import Segment
 from rollmatch.training.packer_state import forget_versions
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
-NARROW = ("training.packing=true", "global_max_length=330", "training.max_steps=3", BRIEF, KEPT)
-"""Rows of two or three segments, four new ones a step: some wait."""
+NARROW = ("training.packing=true", "training.packing_drop_last=true", "global_max_length=330", "training.max_steps=3")
+NARROW += (BRIEF, KEPT)
+"""Rows of two or three segments, four new ones a step: some wait, also after the last step."""
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,24 @@ def test_a_step_makes_more_rows_rather_than_let_segments_pile_up(tmp_path):
     assert max(event["rows"] for event in packed) > 1
     assert change.any()
     assert trainer.state.global_step == 5
+
+
+@pytest.mark.scenario("packing/the-last-step-takes-all-that-waits", clauses=["packing/the-waiting-list-is-bounded#4,8"])
+def test_the_last_step_takes_all_that_waits_unless_they_are_to_be_dropped(tmp_path, narrow):
+    """Three steps of one row of two or three segments do not hold twelve."""
+    flushed, _ = trained(
+        tmp_path, *NARROW, "training.packing_drop_last=false", samples=scenes("train")[:12], is_shallow=True
+    )
+    learnt = {
+        name: [sorted(chain(*event["sample_ids"])) for event in events(trainer, "packed")]
+        for name, trainer in (("dropped", narrow), ("flushed", flushed))
+    }
+    waiting = [segment.sample.sample_id for segment in narrow.learner.batcher.packer.state()]
+    assert learnt["flushed"][:2] == learnt["dropped"][:2]
+    assert learnt["flushed"][2] == sorted([*learnt["dropped"][2], *waiting])
+    assert (len(waiting) > 0, flushed.learner.batcher.packer.state()) == (True, [])
+    assert events(flushed, "packed")[2]["carried"] == 0
+    assert flushed.state.global_step == 3
 
 
 def longest_segment(folder):

@@ -9,13 +9,6 @@ from rollmatch.errors import ConfigError
 TOKENS = "training.tokens_per_micro_batch"
 
 
-def _packing(config: RunConfig) -> Iterator[ConfigError]:
-    if config.training.packing and not config.training.packing_drop_last:
-        problem = "is false, but packing carries left-over segments and never flushes them"
-        remedy = "Set it to true, or packing to false."
-        yield ConfigError(problem, code="packing-never-flushes", key="training.packing_drop_last", remedy=remedy)
-
-
 def _padding_free(config: RunConfig) -> Iterator[ConfigError]:
     if config.training.padding_free is True and config.model.attn_impl != "packed":
         problem = f"is true, but attention {config.model.attn_impl} would let the segments of a row see each other"
@@ -83,7 +76,6 @@ def _shared_prompts(config: RunConfig) -> Iterator[ConfigError]:
 
 
 BATCH_RULES: tuple[Rule, ...] = (
-    Rule(reads=("training.packing", "training.packing_drop_last"), check=_packing),
     Rule(reads=("training.padding_free", "model.attn_impl"), check=_padding_free),
     Rule(reads=(TOKENS, "global_max_length"), check=_row_length),
     Rule(

@@ -339,8 +339,8 @@ class TrainingConfig(Section):
     gradient_accumulation_steps. null: as many as a step brings. Unit: segments."""
     packing_min_fill_ratio: PositiveShare = 0.65
     """Rows filled less than this are reported as a warning. Unit: share of global_max_length."""
-    packing_drop_last: bool = True
-    """Drop the segments that still wait when training ends. Must be true with packing."""
+    packing_drop_last: bool = False
+    """Drop the segments that still wait when training ends. false: the last step has rows for all of them."""
     learner_threads: Count | None = None
     """CPU threads of the learner; null uses torch's default. Unit: threads."""
     rollout_threads: Count | None = None

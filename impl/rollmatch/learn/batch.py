@@ -182,12 +182,15 @@ class Batcher:
         balancer: RowBalancer | None = None,
         shares_prompts: bool = False,
         max_waiting: int | None = None,
+        drops_last: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         """``balancer``: without a packer, segments of a micro-batch are concatenated, not padded. ``shares_prompts``:
         neighbours of a row compute a prompt that they have alike once. ``max_waiting``: segments that the packer may
-        keep for the next step, where ``num_batches`` rows do not take them."""
+        keep for the next step, where ``num_batches`` rows do not take them; after the last step none wait, unless
+        ``drops_last``."""
         self.max_waiting = max_waiting
+        self.drops_last = drops_last
         self.ranks = ranks or Ranks()
         self.balancer = balancer
         self.shares_prompts = shares_prompts
@@ -212,7 +215,9 @@ class Batcher:
         inputs: list[Passes] = [{"passes": [batch]} for batch in batches[:single]]
         return [*inputs, {"passes": batches[single:]}]
 
-    def make(self, segments: Sequence[Segment], features_of: FeaturesOf, *, num_batches: int) -> list[MicroBatch]:
+    def make(
+        self, segments: Sequence[Segment], features_of: FeaturesOf, *, num_batches: int, is_last_step: bool = False
+    ) -> list[MicroBatch]:
         """``num_batches`` micro-batches, or as many as the balancer finds, or more rows where segments would pile up.
 
         All ranks call it, and make as many. Errors: those of ``Packer.add``; the buffer is then unchanged.
@@ -226,7 +231,8 @@ class Batcher:
         self.waiting_before = self.packer.state()
         self.packer.add(segments)
         rows = [self.packer.pop_row(rows_to_follow=left) for left in reversed(range(num_batches))]
-        while self.max_waiting is not None and self.packer.buffered > self.max_waiting:
+        max_waiting = 0 if is_last_step and not self.drops_last else self.max_waiting
+        while max_waiting is not None and self.packer.buffered > max_waiting:
             rows.append(self.packer.pop_row())
         num_idle = max(self.ranks.gather(len(rows))) - len(rows)
         made = [self._packed(row, features_of) for row in rows]

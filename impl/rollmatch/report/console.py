@@ -118,6 +118,8 @@ def step_line(event: Mapping[str, object], *, total_steps: int, with_phases: boo
     'step  7/60  loss 1.843  f1 0.61  iou 0.48  '
     >>> step_line(event, total_steps=60, with_phases=False).plain.split("invalid")[1]
     '   0.0%  malformed   2.0%  cut  10.0%  fill 0.93  rollout  2,310 tok/s'
+    >>> step_line(event | {"carried": 5.0}, total_steps=60, with_phases=False).plain.partition("fill")[2]
+    ' 0.93  waiting 5  rollout  2,310 tok/s'
     """
     width = len(str(total_steps))
     line = Text.assemble(
@@ -129,6 +131,8 @@ def step_line(event: Mapping[str, object], *, total_steps: int, with_phases: boo
         ("  fill ", "dim"),
         f"{plain(event.get('fill'), digits=2):>4}",
     )
+    if event.get("carried"):
+        line.append_text(Text.assemble(("  waiting ", "dim"), plain(event["carried"], digits=0)))
     if event.get("rollout_tokens") != 0:  # stage 1 generates nothing
         speed = f"{plain(event.get('rollout_tok_s'), digits=0):>6}"
         line.append_text(Text.assemble(("  rollout ", "dim"), speed, (" tok/s", "dim")))

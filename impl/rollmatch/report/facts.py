@@ -119,11 +119,20 @@ def _learnt(packed: Sequence[Event], run: Event) -> str:
 
 
 def _packing(packed: Sequence[Event]) -> str:
+    """Rows of all steps, and what has not been learnt.
+
+    >>> _packing([{"rows": 1, "segments": 6, "fill": 0.9, "carried": 2}, {"rows": 2, "segments": 8, "fill": 0.7}])
+    '14 segments in 3 rows, 80% full (median)'
+    >>> _packing([{"rows": 2, "segments": 6, "fill": 0.9, "carried": 2}])
+    '6 segments in 2 rows, 90% full (median); 2 waited after the last step'
+    """
     fill = _numbers(packed, "fill")
     if not fill:
         return ""
     rows, segments = sum(_numbers(packed, "rows")), sum(_numbers(packed, "segments"))
-    return f"{plain(segments, digits=0)} segments in {plain(rows, digits=0)} rows, {median(fill):.0%} full (median)"
+    rows_of = f"{plain(segments, digits=0)} segments in {plain(rows, digits=0)} rows, {median(fill):.0%} full (median)"
+    waiting = int(packed[-1].get("carried") or 0)
+    return f"{rows_of}; {waiting:,} waited after the last step" if waiting else rows_of
 
 
 def _gpu_memory(steps: Sequence[Event]) -> str:

@@ -334,6 +334,7 @@ def _make_batcher(
         balancer=balancer,
         shares_prompts=shares,
         max_waiting=effective.packing_buffer(config),
+        drops_last=training.packing_drop_last,
         ranks=ranks,
     )
 

@@ -239,8 +239,8 @@ def _tell_result(directory: Path, *, interrupted_at: int | None, num_waiting: in
     """``num_waiting``: segments that no row of a packed run has taken."""
     page, history = write_page(directory), load_history(directory)
     if num_waiting is not None:
-        learnt = _count_learnt(history)
-        print(f"packing: {learnt:,} segments were learnt, {num_waiting} still waited and are dropped")
+        dropped = f"{num_waiting} still waited and are dropped" if num_waiting else "none were dropped"
+        print(f"packing: {_count_learnt(history):,} segments were learnt, {dropped}")
     if interrupted_at is None and len(history.evaluations) > 1:
         loaded, _ = load_first_and_last(history, directory)
         verdict = make_verdict(history, noise_between(*loaded) if len(loaded) > 1 else {})

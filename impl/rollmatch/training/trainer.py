@@ -197,7 +197,10 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         with report.phase("pack"):
             segments = targets.parts[targets.window.part_of(report.step)]
             features_of = partial(self._features_of, known=targets.features)
-            report.batches = self.learner.batcher.make(segments, features_of, num_batches=report.num_batches)
+            is_last = report.step + 1 == self.state.max_steps
+            report.batches = self.learner.batcher.make(
+                segments, features_of, num_batches=report.num_batches, is_last_step=is_last
+            )
             packer = self.learner.batcher.packer
             if packer is not None and self.learner.scores_waiting:
                 self.learner.score_waiting(packer, self._context(report, targets.features).score)
