@@ -81,15 +81,18 @@ def test_a_failure_of_a_coroutine_costs_its_completion_and_its_end_from_outside_
         (lambda completion, other: 1.0, ("other",), "verifiers"),
         (lambda answer, info: 1.0, (), "verifiers"),
         (lambda answer, task, **others: 1.0, (), "verifiers"),
-        (lambda completions, completion_ids=None: [], (), "trl"),
+        (lambda completions, completion_ids=None, log_extra=None: [], (), "trl"),
+        (lambda completion_ids, **columns: [], (), "trl"),
+        (lambda answer, sample, trainer_state=None: 1.0, (), "ours"),
     ],
 )
 def test_a_signature_decides_how_a_function_is_called(function, objects, form):
     assert form_of(function, "f", key="k", objects=objects) == form
     with refused("reward-signature", "k"):
         form_of(lambda answer: 1.0, "f", key="k", objects=objects)
-    with refused("reward-signature", "k", problem="needs completion_ids, which is not known here"):
-        form_of(lambda completion_ids, **columns: [], "f", key="k", objects=objects)
+    withheld = {"log_extra": "nobody reads it"}
+    with refused("reward-signature", "k", problem="needs log_extra, and nobody reads it"):
+        form_of(lambda completions, log_extra: [], "f", key="k", objects=objects, withheld=withheld)
 
 
 def test_what_functions_of_others_can_ask_for():

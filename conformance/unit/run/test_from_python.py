@@ -147,6 +147,51 @@ def scored_by(unit):
     return scored
 
 
+def counted(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns):
+    """Needs all that TRL passes."""
+    assert len(prompts) == len(completions)
+    numbers = [float(len(ids)) for ids in completion_ids]
+    log_extra("len", numbers)
+    log_metric("mean_len", sum(numbers) / len(numbers))
+    log_metric("step", trainer_state.global_step / trainer_state.max_steps)
+    return numbers
+
+
+@pytest.mark.scenario(
+    "grpo-server-mode/a-reward-function-of-trl-sees-tokens-and-writes-figures-down",
+    clauses=["grpo-server-mode/rewards-may-be-functions-of-other-libraries#4,5,6"],
+)
+def test_a_reward_function_of_trl_sees_tokens_and_writes_figures_down(tmp_path):
+    more = {"training.max_steps": 2, "training.logged_completions": 4}
+    out = train(keys(tmp_path) | more, train_data=DATA[1:], val_data=DATA[:1], rewards=[counted])
+    found = {kind: [] for kind in ("step", "completions", "evaluated")}
+    for event in read_journal(out / JOURNAL):
+        found.get(event["event"], []).append(event)
+    for step, shown, share in zip(found["step"], found["completions"], (0.0, 0.5), strict=True):
+        rewards = [one["worth"]["reward"] for one in shown["completions"]]
+        assert rewards == [one["num_tokens"] + (one["finish_reason"] == "stop") for one in shown["completions"]]
+        assert [float(one["columns"]["len"]) for one in shown["completions"]] == rewards
+        assert step["metric/mean_len"] == step["reward"] == pytest.approx(sum(rewards) / 4)
+        assert step["metric/step"] == share
+    assert [event["metrics"]["metric/step"] for event in found["evaluated"]] == [0.0, 1.0]
+    assert "len: " in (out / "run.html").read_text()
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/rewards-may-be-functions-of-other-libraries#7"])
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("custom.trainer_variant", "vineppo", "log_extra, log_metric, trainer_state"),
+        ("custom.extra.grpo.rewards", [{"function": f"{__name__}:counted", "processes": 1}], "log_extra, log_metric"),
+    ],
+)
+def test_what_is_not_known_to_a_reward_function_of_trl_is_named(tmp_path, key, value, named):
+    config = keys(tmp_path) | {"custom.trainer_variant": "grpo"}
+    config |= {"custom.extra.grpo.rewards": [{"function": f"{__name__}:counted"}]} | {key: value}
+    with refused("reward-signature", "custom.extra.grpo.rewards.0.function", problem=f"needs {named}, and "):
+        train(config, train_data=DATA)
+
+
 @dataclass
 class GRPOConfig:
     """As TRL's, as far as it matters here: batches count completions, and an unset learning rate is 1e-6."""

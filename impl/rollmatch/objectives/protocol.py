@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
@@ -13,6 +13,9 @@ from rollmatch.learn.head import Logits
 from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest, Sample, Segment, Teaching
 from rollmatch.rollout.backend import Decoding
+
+if TYPE_CHECKING:
+    from transformers import TrainerState
 
 
 class ScoreSegments(Protocol):
@@ -60,6 +63,8 @@ class ObjectiveContext:
     teach: AskModel
     further: RollOutFurther
     log: LogEvent
+    trainer_state: "TrainerState | None" = None
+    """transformers' state of the run, for functions that ask for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -209,6 +209,8 @@ class CompletionRow:
     ending: str
     """Tokens, and why it ended."""
     text: str
+    columns: tuple[tuple[str, str], ...] = ()
+    """Name and text of what reward functions wrote down of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +241,13 @@ def make_completion_groups(history: History) -> tuple[CompletionGroup, ...]:
 
 
 def _completion_row(one: dict[str, object]) -> CompletionRow:
+    columns = one.get("columns")
+    columns = columns if isinstance(columns, dict) else {}
     return CompletionRow(
         worth=", ".join(f"{name} {plain(value)}" for name, value in _worth_of(one)),
         ending=f"{_text(one.get('num_tokens'))} tokens, {_text(one.get('finish_reason'))}",
         text=_text(one.get("text")),
+        columns=tuple((str(name), _text(value)) for name, value in columns.items()),
     )
 
 

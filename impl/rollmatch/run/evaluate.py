@@ -224,6 +224,8 @@ def _weights_of_teachers(subject: EvaluationTarget) -> list[str]:
 
 
 def _context(source: "RolloutSource", model: "nn.Module", step: int) -> "ObjectiveContext":
+    from transformers import TrainerState
+
     from rollmatch.learn.balance import PassSize
     from rollmatch.learn.score import SegmentScorer
     from rollmatch.objectives.protocol import ObjectiveContext
@@ -247,6 +249,7 @@ def _context(source: "RolloutSource", model: "nn.Module", step: int) -> "Objecti
         teach=score.teach,
         further=lambda num: [],
         log=source.journal.write,
+        trainer_state=TrainerState(global_step=step),
     )
 
 

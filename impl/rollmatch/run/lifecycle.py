@@ -142,6 +142,7 @@ def _train(trainer: RolloutTrainer, config: RunConfig, checkpoint: Path | None, 
     directory, journal, began = Path(config.training.output_dir), trainer.source.journal, time.perf_counter()
     is_primary = trainer.source.ranks.is_primary
     total, evaluates = _count_steps(trainer), bool(trainer.eval_dataset)
+    trainer.state.max_steps = total  # what reward functions read in the evaluation before training
     with StepConsole(total) if is_primary else _Nobody() as console:
         watcher = _watch(trainer, config, console)
         if evaluates and config.training.eval_on_start and not was_evaluated(directory, trainer.source.ranks):

@@ -87,10 +87,22 @@ def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
             key=f"custom.extra.grpo.rewards.{place}.function",
             shown=entry.shown_name,
             weight=entry.weight,
-            limits=CallLimits(timeout_s=entry.timeout_s, processes=entry.processes),
+            limits=CallLimits(
+                timeout_s=entry.timeout_s,
+                processes=entry.processes,
+                withheld=_withheld(config.custom.trainer_variant, processes=entry.processes),
+            ),
         )
         for place, entry in enumerate(config.custom.extra.grpo.rewards)
     )
+
+
+def _withheld(variant: str, *, processes: int) -> dict[str, str]:
+    """What TRL's reward functions do not get, and why."""
+    if variant.startswith("vineppo"):
+        reason = "VinePPO rewards continuations, too, which are not the completions of a step"
+        return dict.fromkeys(("trainer_state", "log_extra", "log_metric"), reason)
+    return dict.fromkeys(("log_extra", "log_metric"), "a worker process cannot call it") if processes else {}
 
 
 def load_answer_format(name: str, *, key: str) -> AnswerFormat:

@@ -74,19 +74,24 @@ def load_checked(
     if errors:
         raise ErrorList(errors)
     train, val = (with_first_observations(config, part) for part in samples)
-    _try_rewards(rewards, train, warn)
+    _try_rewards(rewards, train, warn, max_steps=config.training.max_steps)
     if (bias := find_sampling_bias(config)) is not None:
         warn(bias)
     return train, val
 
 
-def _try_rewards(rewards: Sequence[Reward], samples: Sequence[Sample], warn: Callable[[str], object]) -> None:
+def _try_rewards(
+    rewards: Sequence[Reward], samples: Sequence[Sample], warn: Callable[[str], object], *, max_steps: int
+) -> None:
     """Call each reward function for two completions; an error that may be due to the answer is a warning.
 
     Errors: ``ErrorList`` of ``reward-fails``.
     """
+    with loading():
+        from transformers import TrainerState
     errors: list[RollmatchError] = []
-    for name, error in try_out(rewards, samples[0]) if samples else ():
+    state = TrainerState(max_steps=max_steps)
+    for name, error in try_out(rewards, samples[0], state) if samples else ():
         what = error.problem if isinstance(error, TargetError) else f"raised {type(error).__name__}: {error}"
         problem = f"{name} on {samples[0].origin} {what}"
         if is_of_function(error):

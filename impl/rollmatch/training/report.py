@@ -213,6 +213,7 @@ class StepReport:
                 "num_tokens": rollout.num_tokens,
                 "finish_reason": rollout.finish_reason,
                 "worth": {n: v for n, v in self.objective.summarize([report]).items() if n in WORTH},
+                "columns": {n: str(v)[:LONGEST_TEXT] for n, v in getattr(report, "columns", {}).items()},
             }
             for sample, rollout, report in zip(samples, rollouts, reports)
         ]

@@ -361,6 +361,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
                 features=features,
             ),
             log=source.journal.write,
+            trainer_state=self.state,
         )
 
     def _make_targets(

@@ -75,9 +75,9 @@ class GrpoObjective(PolicyGradient):
         """
         repeated, timing, num_tokens = self.reuse.repeat(samples), Timing(), None
         if self.world is None:
-            made = self._complete(repeated, rollouts, timing)
+            made = self._complete(repeated, rollouts, timing, context)
         else:
-            made = self._judge(repeated, note_episodes(self.world, rollouts, context), rollouts, timing)
+            made = self._judge(repeated, note_episodes(self.world, rollouts, context), rollouts, timing, context)
             num_tokens = sum(rollout.num_tokens for rollout in rollouts)
             note_pace(rollouts, [one.judgement.total for one in made], self.vocabulary, context)
         if self.group_rules.max_rounds:
@@ -113,9 +113,9 @@ class GrpoObjective(PolicyGradient):
     def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """Rewards of one completion each; some answers are written down."""
         if self.world is None:
-            made = self._complete(samples, rollouts, Timing())
+            made = self._complete(samples, rollouts, Timing(), context)
         else:
-            made = self._judge(samples, note_part(self.world, rollouts, context), rollouts, Timing())
+            made = self._judge(samples, note_part(self.world, rollouts, context), rollouts, Timing(), context)
         reports = self._reports(made, group_size=1)
         metrics, parts = self.summarize(reports), parts_of(reports, [reward.name for reward in self.rewards])
         for name in ("flat_group_rate", "further_group_rate"):
@@ -141,31 +141,51 @@ class GrpoObjective(PolicyGradient):
             if not any(context.ranks.gather(len(further))):
                 break
             num_tokens += sum(len(rollout.response_token_ids) for _, rollout in further)
-            more = self._complete([s for s, _ in further], [r for _, r in further], timing, may_all_fail=True)
+            asked, written = [s for s, _ in further], [r for _, r in further]
+            more = self._complete(asked, written, timing, context, may_all_fail=True)
             more = [replace(one, is_further=True) for one in more]
             for place, group in zip(flat, (group for group in self.reuse.group(more) if not _is_flat(group))):
                 groups[place] = group
         return [one for group in groups for one in group], num_tokens
 
     def _complete(
-        self, samples: Sequence[Sample], rollouts: Sequence[Rollout], timing: Timing, *, may_all_fail: bool = False
+        self,
+        samples: Sequence[Sample],
+        rollouts: Sequence[Rollout],
+        timing: Timing,
+        context: ObjectiveContext,
+        *,
+        may_all_fail: bool = False,
     ) -> list[Completion]:
-        answers = [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts]
-        judged = judge_all(answers, samples, self.rewards, timing, may_all_fail=may_all_fail)
+        judged = judge_all(
+            [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts],
+            samples,
+            self.rewards,
+            timing,
+            offered=_offered([rollout.sampled_ids for rollout in rollouts], context),
+            may_all_fail=may_all_fail,
+        )
         return [
             Completion(sample=s, rollout=r, judgement=j, is_truncated=r.stop_id is None)
             for s, r, j in zip(samples, rollouts, judged, strict=True)
         ]
 
     def _judge(
-        self, samples: Sequence[Sample], episodes: Sequence[Trajectory], rollouts: Sequence[Rollout], timing: Timing
+        self,
+        samples: Sequence[Sample],
+        episodes: Sequence[Trajectory],
+        rollouts: Sequence[Rollout],
+        timing: Timing,
+        context: ObjectiveContext,
     ) -> list[Completion]:
         """Episodes, paid by their environment, or by the functions that judge their last turns; one that failed is left
         out, as if its reward had. Errors: as ``judge_all``.
         """
         whole = [one for one in episodes if not one.failure] if self.rewards else []
-        answers = [self.vocabulary.text(one.last_turn_ids) for one in whole]
-        judged = iter(judge_all(answers, [one.sample for one in whole], self.rewards, timing) if whole else ())
+        token_ids = [one.last_turn_ids for one in whole]
+        answers, asked = [self.vocabulary.text(ids) for ids in token_ids], [one.sample for one in whole]
+        offered = _offered(token_ids, context)
+        judged = iter(judge_all(answers, asked, self.rewards, timing, offered=offered) if whole else ())
         judgements = [
             next(judged) if self.rewards and not one.failure else _paid(one, num_rewards=len(self.rewards))
             for one in episodes
@@ -197,6 +217,11 @@ class GrpoObjective(PolicyGradient):
             is_written=made.is_written,
         )
         return policy_segment(made.sample, made.rollout, policy)
+
+
+def _offered(token_ids: Sequence[Sequence[int]], context: ObjectiveContext) -> dict[str, object]:
+    """What TRL's functions may ask for; ``token_ids`` with their stop tokens."""
+    return {"completion_ids": [list(ids) for ids in token_ids], "trainer_state": context.trainer_state}
 
 
 def _is_flat(group: Sequence[Completion]) -> bool:

@@ -11,13 +11,14 @@ Functions in the forms of TRL and verifiers are called as these call them: ``rew
 import inspect
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from rollmatch.config.named import load_named
 from rollmatch.environments.worker_processes import WorkerProcesses
 from rollmatch.errors import ConfigError, RollmatchError, TargetError
-from rollmatch.objectives.grpo.reward_calls import RewardCall, Value, form_of
+from rollmatch.objectives.grpo.reward_calls import Notes, RewardCall, Value, form_of
 from rollmatch.records import Sample
 
 RewardFunction = Callable[[str, Sample], float]
@@ -55,6 +56,10 @@ class Judgement:
     total: float | None
     """Weighted sum; None where a function failed: the completion is left out."""
     failures: tuple[str, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What reward functions wrote down with ``log_metric``, of the completions that were judged together."""
+    columns: Mapping[str, object] = field(default_factory=dict)
+    """What they wrote down with ``log_extra`` of this completion."""
 
 
 @dataclass(slots=True)
@@ -76,6 +81,8 @@ class CallLimits:
     """Of one call; only of one that can be ended, a coroutine or in a worker process."""
     processes: int = 0
     """Worker processes; 0: this process."""
+    withheld: Mapping[str, str] = field(default_factory=dict)
+    """Of ``OFFERED``, what the function does not get, and why."""
 
 
 def load_rewards_of(
@@ -103,7 +110,8 @@ def load_rewards_of(
     rewards = []
     for own_name, function, own_weight in named:
         _check_limits(own_name, limits, key=key, is_async=inspect.iscoroutinefunction(function))
-        form = form_of(function, name if function is found else f"{name}.{own_name}", key=key, objects=[*objects])
+        shown_name = name if function is found else f"{name}.{own_name}"
+        form = form_of(function, shown_name, key=key, objects=[*objects], withheld=limits.withheld)
         workers = None
         if limits.processes:
             modules = (function.__module__,)
@@ -133,40 +141,48 @@ def is_of_function(error: Exception) -> bool:
     return isinstance(error, _OF_THE_FUNCTION)
 
 
-def try_out(rewards: Sequence[Reward], sample: Sample) -> list[tuple[str, Exception]]:
+def try_out(rewards: Sequence[Reward], sample: Sample, trainer_state: object) -> list[tuple[str, Exception]]:
     """Call each function, in this process, for two completions: a text from the sample's metadata as the answer.
 
-    Returns the names of those that failed, with the exception.
+    Their ``completion_ids`` are those of no tokenizer. Returns the names of those that failed, with the exception.
     """
     known = [value for value in sample.metadata.values() if isinstance(value, str | int | float)]
     answer = str(known[0]) if known else "0"
     found = []
     for reward in rewards:
-        value, _ = replace(reward.call, processes=None)([answer] * 2, [sample] * 2)
+        offered = {"completion_ids": [[0], [0]], "trainer_state": trainer_state, **Notes(num_completions=2).offered}
+        value, _ = replace(reward.call, processes=None)([answer] * 2, [sample] * 2, offered)
         if isinstance(judged := _finite(value, reward), Exception):
             found.append((reward.name, judged))
     return found
 
 
-def judge_all(
+def judge_all(  # noqa: PLR0913  # what functions of three libraries ask for
     answers: Sequence[str],
     samples: Sequence[Sample],
     rewards: Sequence[Reward],
     timing: Timing,
     *,
+    offered: Mapping[str, object] = MappingProxyType({}),
     may_all_fail: bool = False,
 ) -> list[Judgement]:
     """Every answer by every function; one that fails for one answer costs only that.
 
+    ``offered``: ``completion_ids`` and ``trainer_state``, as far as they are known, for functions of TRL's form.
+
     Errors: ``rewards-all-failed``, unless they may.
     """
-    columns = []
+    columns, notes = [], Notes(num_completions=len(answers))
+    given = {**offered, **notes.offered}
     for reward in rewards:
         began = time.perf_counter()
-        columns.append([_finite(value, reward) for value in reward.call(answers, samples)])
+        columns.append([_finite(value, reward) for value in reward.call(answers, samples, given)])
         timing.add(reward.name, time.perf_counter() - began)
     rows = zip(*columns, strict=True) if columns else [()] * len(answers)
-    judged = [_judge(row, sample, rewards) for row, sample in zip(rows, samples, strict=True)]
+    judged = [
+        _judge(row, sample, rewards, *notes.of(place))
+        for place, (row, sample) in enumerate(zip(rows, samples, strict=True))
+    ]
     if judged and not may_all_fail and all(each.total is None for each in judged):
         raise TargetError(
             f"all {len(judged)} completions: {judged[0].failures[0]}",
@@ -177,7 +193,13 @@ def judge_all(
     return judged
 
 
-def _judge(values: Sequence[Value], sample: Sample, rewards: Sequence[Reward]) -> Judgement:
+def _judge(
+    values: Sequence[Value],
+    sample: Sample,
+    rewards: Sequence[Reward],
+    metrics: Mapping[str, float],
+    columns: Mapping[str, object],
+) -> Judgement:
     """A function that says nothing leaves the sum to the others; one that fails leaves the completion out."""
     failures = [
         f"{reward.name} on {sample.origin}: "
@@ -189,7 +211,8 @@ def _judge(values: Sequence[Value], sample: Sample, rewards: Sequence[Reward]) -
     if not failures and values and all(value is None for value in values):
         failures = [f"{sample.origin}: no reward function says anything about this completion"]
     known = [reward.weight * value for reward, value in zip(rewards, numbers, strict=True) if value is not None]
-    return Judgement(values=tuple(numbers), total=None if failures else math.fsum(known), failures=tuple(failures))
+    total = None if failures else math.fsum(known)
+    return Judgement(values=tuple(numbers), total=total, failures=tuple(failures), metrics=metrics, columns=columns)
 
 
 def _finite(value: Value, reward: Reward) -> Value:

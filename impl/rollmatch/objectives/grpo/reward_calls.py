@@ -6,9 +6,9 @@
 | TRL's | ``(completions, prompts, **columns) -> list[float | None]`` | once per batch |
 | verifiers' | any of ``prompt, completion, answer, state, task, info``, by name | once per completion |
 
-Columns are the keys of the samples' metadata. Completions are texts for samples with a ``prompt``, and lists of one
-message for samples with ``messages``, as in TRL. Coroutine functions run for all completions at the same time, others
-one after the other in this process, or in worker processes.
+Columns are the keys of the samples' metadata; TRL's functions also get what ``OFFERED`` lists. Completions are texts
+for samples with a ``prompt``, and lists of one message for samples with ``messages``, as in TRL. Coroutine functions
+run for all completions at the same time, others one after the other in this process, or in worker processes.
 Sources: TRL 1.10 ``trainer/grpo_trainer.py``, verifiers 0.1.9 ``rubrics/rubric.py``.
 """
 
@@ -16,6 +16,8 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from statistics import fmean
+from types import MappingProxyType
 from typing import Literal
 
 from rollmatch.environments.event_loop import run_coroutine
@@ -27,8 +29,46 @@ Form = Literal["ours", "trl", "verifiers"]
 Value = float | None | Exception
 """None: the function says nothing about this completion."""
 NAMED = ("prompt", "completion", "answer", "state", "task", "info")
-NOT_OFFERED = ("completion_ids", "trainer_state", "log_extra", "log_metric")
-"""TRL passes them; rewards here see texts only."""
+OFFERED = ("completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What TRL passes to its functions beside texts and columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """What TRL's functions write down beside their values, of N completions."""
+
+    num_completions: int
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    columns: dict[str, list[object]] = field(default_factory=dict)
+
+    @property
+    def offered(self) -> dict[str, object]:
+        """The two functions, by TRL's names."""
+        return {"log_metric": self.log_metric, "log_extra": self.log_extra}
+
+    def log_metric(self, name: str, value: float) -> None:
+        """A figure of these completions; the step's is the mean over all of its completions."""
+        self.metrics.setdefault(name, []).append(float(value))
+
+    def log_extra(self, column: str, values: Iterable[object]) -> None:
+        """One value a completion, shown beside it. Errors: ``reward-count-wrong``."""
+        listed = list(values)
+        if len(listed) != self.num_completions:
+            problem = f"log_extra({column!r}) got {len(listed)} values for {self.num_completions} completions"
+            raise TargetError(problem, code="reward-count-wrong", remedy="Pass a list with one value each.")
+        self.columns[column] = listed
+
+    def of(self, place: int) -> tuple[dict[str, float], dict[str, object]]:
+        """Metrics and columns of one completion.
+
+        >>> notes = Notes(num_completions=2)
+        >>> notes.log_metric("right", 0.5)
+        >>> notes.log_extra("read", [4, None])
+        >>> notes.of(0), notes.of(1)
+        (({'right': 0.5}, {'read': 4}), ({'right': 0.5}, {'read': None}))
+        """
+        metrics = {name: fmean(values) for name, values in self.metrics.items()}
+        return metrics, {name: values[place] for name, values in self.columns.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +83,12 @@ class RewardCall:
     """Of one call of a coroutine function."""
     processes: WorkerProcesses | None = None
 
-    def __call__(self, answers: Sequence[str], samples: Sequence[Sample]) -> list[Value]:
-        """[N] a value or the exception of each completion."""
+    def __call__(
+        self, answers: Sequence[str], samples: Sequence[Sample], offered: Mapping[str, object] | None = None
+    ) -> list[Value]:
+        """[N] a value or the exception of each completion. ``offered``: ``OFFERED``, for functions of TRL's form."""
         if self.form == "trl":
-            return self._call_once(answers, samples)
+            return self._call_once(answers, samples, offered or {})
         pairs = zip(answers, samples, strict=True)
         return self._run([self._arguments(answer, sample) for answer, sample in pairs])  # type: ignore[return-value]
 
@@ -62,8 +104,12 @@ class RewardCall:
             return (answer, sample), {}
         return (), accepted_by(self.function, {**state_of(answer, sample), **self.objects})
 
-    def _call_once(self, answers: Sequence[str], samples: Sequence[Sample]) -> list[Value]:
-        arguments = accepted_by(self.function, {**columns_of(answers, samples), **self.objects})
+    def _call_once(
+        self, answers: Sequence[str], samples: Sequence[Sample], offered: Mapping[str, object]
+    ) -> list[Value]:
+        if self.processes is not None:  # a function of this process cannot be called from another
+            offered = {name: value for name, value in offered.items() if not callable(value)}
+        arguments = accepted_by(self.function, {**columns_of(answers, samples), **offered, **self.objects})
         [found] = self._run([((), arguments)])
         if isinstance(found, Exception):
             return [found] * len(answers)
@@ -104,8 +150,17 @@ class RewardCall:
             return error
 
 
-def form_of(function: Callable[..., object], name: str, *, key: str, objects: Sequence[str] = ()) -> Form:
-    """How to call a function. Errors: ``ConfigError`` with ``reward-signature``.
+def form_of(
+    function: Callable[..., object],
+    name: str,
+    *,
+    key: str,
+    objects: Sequence[str] = (),
+    withheld: Mapping[str, str] = MappingProxyType({}),
+) -> Form:
+    """How to call a function. ``withheld``: of ``OFFERED``, what it does not get, and why.
+
+    Errors: ``ConfigError`` with ``reward-signature``.
 
     >>> form_of(lambda answer, sample: 1.0, "f", key="x"), form_of(lambda completions, **columns: [], "f", key="x")
     ('ours', 'trl')
@@ -122,9 +177,10 @@ def form_of(function: Callable[..., object], name: str, *, key: str, objects: Se
     required = {
         each for each, one in parameters.items() if one.default is one.empty and one.kind not in (one.VAR_KEYWORD,)
     }
-    if missing := sorted(required & set(NOT_OFFERED)):
-        raise _misfit(f"{name}{signature} needs {', '.join(missing)}, which is not known here", key)
-    if "completions" in parameters:
+    if missing := sorted(required & withheld.keys()):
+        problem = f"{name}{signature} needs {', '.join(missing)}, and {withheld[missing[0]]}"
+        raise ConfigError(problem, code="reward-signature", key=key, remedy="Give these parameters a default of None.")
+    if "completions" in parameters or required & set(OFFERED):
         return "trl"
     if parameters.keys() & set(NAMED) - {"answer"} and required <= {*NAMED, *objects}:
         return "verifiers"

@@ -1,6 +1,6 @@
 """Groups of completions that compete with themselves: rollouts in, segments with advantages out. Needs no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -23,6 +23,11 @@ class CompletionReport:
     """All completions of its group got the same, so that none teaches anything."""
     is_further: bool = False
     """Its group took the place of one that was flat."""
+
+    @property
+    def columns(self) -> Mapping[str, object]:
+        """What reward functions wrote down of it, by ``log_extra``."""
+        return self.judgement.columns
 
 
 def policy_segment(sample: Sample, rollout: Rollout, policy: PolicyTarget) -> Segment:
@@ -69,7 +74,9 @@ def make_reports(
 
 
 def summarize_completions(reports: Sequence[CompletionReport], names: Sequence[str]) -> dict[str, float]:
-    """Means over completions; ``reward`` is the weighted sum. Empty where nothing was rolled out.
+    """Means over completions; ``reward`` is the weighted sum, ``metric/`` what reward functions log.
+
+    Empty where nothing was rolled out.
 
     >>> judged = [Judgement(values=(value,), total=value) for value in (None, 1.0, 3.0)]
     >>> flags = {"is_truncated": False, "is_flat": False, "response_len": 2}
@@ -93,7 +100,12 @@ def summarize_completions(reports: Sequence[CompletionReport], names: Sequence[s
         f"reward/{name}": [each for report in reports if (each := report.judgement.values[place]) is not None]
         for place, name in enumerate(names)
     }
-    means = {name: fmean(column) for name, column in (figures | values).items() if column}
+    logged = dict.fromkeys(name for report in reports for name in report.judgement.metrics)
+    metrics = {
+        f"metric/{name}": [report.judgement.metrics[name] for report in reports if name in report.judgement.metrics]
+        for name in logged
+    }
+    means = {name: fmean(column) for name, column in (figures | values | metrics).items() if column}
     mean = fmean(rewards) if rewards else 0.0
     spread = fmean((reward - mean) ** 2 for reward in rewards) ** 0.5 if rewards else 0.0
     return {"reward": mean, "reward_std": spread, **means}

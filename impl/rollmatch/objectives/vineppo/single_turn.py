@@ -22,9 +22,22 @@ class RewardRules:
     unfinished_return: float | None
     """Of a response that ran into its limit; None: as any other."""
 
-    def totals(self, answers: Sequence[tuple[int, ...]], samples: Sequence[Sample], timing: Timing) -> list[float]:
-        """Of whole responses, without stop tokens. Errors: ``reward-missing``, ``rewards-all-failed``."""
-        judged = judge_all([self.vocabulary.text(ids) for ids in answers], samples, self.rewards, timing)
+    def totals(
+        self,
+        answers: Sequence[tuple[int, ...]],
+        samples: Sequence[Sample],
+        timing: Timing,
+        *,
+        sampled: Sequence[tuple[int, ...]],
+    ) -> list[float]:
+        """Of whole responses, without stop tokens; ``sampled``: with them.
+
+        Errors: ``reward-missing``, ``rewards-all-failed``.
+        """
+        texts = [self.vocabulary.text(ids) for ids in answers]
+        judged = judge_all(
+            texts, samples, self.rewards, timing, offered={"completion_ids": [list(ids) for ids in sampled]}
+        )
         totals = []
         for sample, judgement in zip(samples, judged, strict=True):
             if judgement.total is None:
@@ -40,7 +53,8 @@ class RewardRules:
     def paid(self, made: Sequence[Trajectory]) -> list[Trajectory]:
         """Episodes, each paid for its last turn; as they are where there are no rewards. Errors: as ``totals``."""
         judged = [one for one in made if not one.failure] if self.rewards else []
-        totals = iter(self.totals([one.last_turn_ids for one in judged], [one.sample for one in judged], Timing()))
+        turns = [one.last_turn_ids for one in judged]
+        totals = iter(self.totals(turns, [one.sample for one in judged], Timing(), sampled=turns))
         return [self._paid(one, next(totals)) if self.rewards and not one.failure else one for one in made]
 
     def _paid(self, one: Trajectory, total: float) -> Trajectory:
@@ -52,9 +66,10 @@ class RewardRules:
         self, states: Sequence[State], rollouts: Sequence[Rollout], timing: Timing | None = None
     ) -> list[Trajectory]:
         """The trajectories that rollouts continued from their states. Errors: as ``totals``."""
-        pairs = zip(states, rollouts, strict=True)
+        pairs = [*zip(states, rollouts, strict=True)]
         whole = [state.prefix_token_ids + rollout.response_token_ids for state, rollout in pairs]
-        totals = self.totals(whole, [state.sample for state in states], timing or Timing())
+        sampled = [state.prefix_token_ids + rollout.sampled_ids for state, rollout in pairs]
+        totals = self.totals(whole, [state.sample for state in states], timing or Timing(), sampled=sampled)
         return [self._trajectory(*three) for three in zip(states, rollouts, totals, strict=True)]
 
     def _trajectory(self, state: State, rollout: Rollout, total: float) -> Trajectory:
