@@ -10,6 +10,7 @@ import traceback
 from itertools import count
 from pathlib import Path
 
+import yaml
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 
 from rollmatch.run.machine import set_environment
@@ -75,6 +76,7 @@ def main() -> int:
     parser.add_argument("--draws", type=int, default=10**9)
     parser.add_argument("--ranks", type=int, default=None, help="learner ranks of every draw")
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--only", action="append", default=[], metavar="KEY=VALUE", help="draws with this value alone")
     parser.add_argument("--shrink-seconds", type=float, default=60)
     options = parser.parse_args()
     if options.folder is not None:
@@ -93,6 +95,8 @@ def main() -> int:
 def search(options: argparse.Namespace) -> int:
     from conformance.draws.strategy import runs
 
+    only = [(key, yaml.safe_load(value)) for key, _, value in (one.partition("=") for one in options.only)]
+    drawn = runs(ranks=options.ranks).filter(lambda draw: all(draw["keys"].get(key) == value for key, value in only))
     number = options.seed if options.seed is not None else int(time.time())
     folder = Path(tempfile.mkdtemp(prefix="rollmatch-oracle-"))
     found = Search(folder, draws=options.draws, seconds=options.seconds, shrink_s=options.shrink_seconds)
@@ -110,7 +114,7 @@ def search(options: argparse.Namespace) -> int:
         for part in count():
             if found.is_over:
                 break
-            seed(1000 * number + part)(rules(given(draw=runs(ranks=options.ranks))(found.judge)))()
+            seed(1000 * number + part)(rules(given(draw=drawn)(found.judge)))()
     except Exception as problem:
         if found.failed is None:
             raise

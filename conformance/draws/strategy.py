@@ -60,6 +60,8 @@ def runs(draw, ranks=None):
     made["keys"] |= _grpo(one_of, made) | _vineppo(one_of) if is_paid else _matching(one_of, made)
     if made["servers"] and variant in ("grpo", "distill") and not any(one.get("fails") for one in made["servers"]):
         _world(one_of, made)
+    if variant.startswith("vineppo") and not any(one.get("fails") for one in made["servers"]):
+        made["dialect"] = one_of("native", "native", "trl", "trl" if made["family"] == "qwen3_vl" else "vllm")
     if variant == "distill":
         _distill(one_of, made)
     made["samples"] = [_sample(one_of, made, number) for number in range(one_of(3, 5, 8))]
@@ -71,9 +73,14 @@ def runs(draw, ranks=None):
         made["ranks"] = number
     elif draw(st.integers(0, 99)) >= 90:
         made["wrong"] = sorted({one_of(*range(len(WRONG))) for _ in range(4)})
-    elif not any(one.get("fails") for one in made["servers"]) and one_of(0, 0, 1):
+    elif not any(one.get("fails") for one in made["servers"]) and one_of(0, 0, 1) and _may_resume(made):
         made["resume"] = one_of(*range(1, made["keys"][f"{T}.max_steps"]))
     return made
+
+
+def _may_resume(made):
+    """Continuations are found by their version, and other servers than ours count from 1 in a resumed run."""
+    return made.get("dialect", "native") == "native" or not made["keys"]["custom.trainer_variant"].startswith("vine")
 
 
 def _training(one_of, made):

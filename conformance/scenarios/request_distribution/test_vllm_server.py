@@ -148,6 +148,15 @@ def test_ranks_go_on_beginning_at_other_servers_when_one_is_lost(make_backend, d
         assert not asked(doubles[0])
 
 
+def test_episodes_of_a_server_that_has_left_are_spread_over_the_others(make_backend, doubles):
+    backend, requests = make_backend(), requests_of(6)
+    turns = backend.open_turns(6, GREEDY)
+    backend.members.remove(0)
+    for place, request in enumerate(requests):
+        turns.write(place, request)
+    assert [len(asked(double)) for double in doubles] == [0, 3, 3]
+
+
 @pytest.mark.scenario(clauses=["request-distribution/requests-are-cut-into-contiguous-chunks#5"])
 def test_all_servers_are_asked_at_the_same_time(make_backend, doubles):
     gate, answer = threading.Barrier(3), NativeDouble.infer

@@ -16,8 +16,9 @@ from rollmatch.report.verdict import compare
 RNG = np.random.default_rng(7)
 
 
-def evaluation(parts, *, name="reward", precision="float32"):
-    return Evaluation(step=0, scenes=(), sample_ids=tuple(range(len(parts))), parts={name: parts}, precision=precision)
+def evaluation(parts, *, name="reward", **more):
+    fields = {"sample_ids": tuple(range(len(parts))), "precision": "float32"} | more
+    return Evaluation(step=0, scenes=(), parts={name: parts}, **fields)
 
 
 def means(values, **more):
@@ -30,6 +31,8 @@ def test_the_interval_of_a_mean_is_that_of_the_paired_t_test(num):
     found = noise_between(means(before), means(after))["reward"]
     low, high = stats.ttest_rel(after, before).confidence_interval(0.95)
     assert found == pytest.approx((high - low) / 2, rel=0.01)
+    turned = means(after[::-1], sample_ids=tuple(range(num))[::-1])
+    assert noise_between(means(before), turned)["reward"] == pytest.approx(found), "samples are paired by their ids"
 
 
 def test_the_interval_of_a_ratio_is_near_that_of_a_bootstrap():
