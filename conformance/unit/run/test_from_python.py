@@ -171,7 +171,7 @@ def test_a_reward_function_of_trl_sees_tokens_and_writes_figures_down(tmp_path):
         rewards = [one["worth"]["reward"] for one in shown["completions"]]
         assert rewards == [one["num_tokens"] + (one["finish_reason"] == "stop") for one in shown["completions"]]
         assert [float(one["columns"]["len"]) for one in shown["completions"]] == rewards
-        assert step["metric/mean_len"] == step["reward"] == pytest.approx(sum(rewards) / 4)
+        assert step["metric/mean_len"] == step["reward"] == pytest.approx(sum(rewards) / len(rewards))
         assert step["metric/step"] == share
     assert [event["metrics"]["metric/step"] for event in found["evaluated"]] == [0.0, 1.0]
     assert "len: " in (out / "run.html").read_text()
