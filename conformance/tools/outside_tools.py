@@ -18,6 +18,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from conformance.doubles.hosts import can_make_hosts
+from conformance.doubles.memory_limit import NEEDS, can_limit_memory
 from conformance.judge.servers.install import folder_of_servers
 from conformance.tools.openspec_tool import installed
 
@@ -61,6 +62,7 @@ TOOLS: dict[str, tuple[Callable[[], object], str]] = {
     "browser": (lambda: shutil.which(os.environ.get("CHROMIUM", "chromium")), "install Chromium or set CHROMIUM"),
     "ipv6": (has_ipv6, "switch IPv6 on for the loopback interface"),
     "netns": (can_make_hosts, "run them on Linux as root, with ip (iproute2) and /dev/net/tun"),
+    "memcg": (can_limit_memory, f"run them with {NEEDS}"),
     "openspec": (
         lambda: installed() and shutil.which("node"),
         "run python -m conformance.tools.openspec_tool (needs Node and npm)",
@@ -74,7 +76,7 @@ TOOLS: dict[str, tuple[Callable[[], object], str]] = {
         for name, (_, _, remedy) in PYTHONS.items()
     },
 }
-OPTIONAL = ("trl", *PYTHONS)
+OPTIONAL = ("memcg", "trl", *PYTHONS)
 """Tools that CI goes without."""
 WIDE = "wide"
 LEFT_OUT = pytest.StashKey[dict[str, int]]()

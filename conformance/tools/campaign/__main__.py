@@ -16,7 +16,7 @@ from conformance.tools.campaign.attack import attack
 from conformance.tools.campaign.bodies import bodies
 from conformance.tools.campaign.doubles import trial
 from conformance.tools.campaign.observe import HealthLooks
-from conformance.tools.campaign.real import faults_of, story
+from conformance.tools.campaign.real import faults_of, possible, story
 
 FAULTS_OF_STORY = 20
 
@@ -61,14 +61,15 @@ def on_processes(seed, *, num_faults, minutes, only="", show=print):
     """Stories until enough faults have struck; returns their number and that of findings."""
     began, struck, ends, wrong, looks = time.monotonic(), [], Counter(), [], HealthLooks()
     processes.PRELOAD += processes.ENGINE
-    for number in count():
-        here = story(number, seed, min(FAULTS_OF_STORY, num_faults - len(struck)), looks, show, faults_of(only))
+    faults = possible(faults_of(only), show)
+    for number in count() if faults else ():
+        here = story(number, seed, min(FAULTS_OF_STORY, num_faults - len(struck)), looks, show, faults)
         struck, ends, wrong = struck + here[0], ends + here[1], wrong + here[2]
         for problem in here[2]:
             show(f"seed {seed}, story {number}: {problem}")
         if not here[0] or len(struck) >= num_faults or time.monotonic() > began + 60 * minutes:
             break
-    show(f"processes, seed {seed}: {len(struck)} faults in {number + 1} runs, {len(wrong)} findings")
+    show(f"processes, seed {seed}: {len(struck)} faults, {len(wrong)} findings")
     show(f"  {(time.monotonic() - began) / 60:.1f} minutes; health: {looks.shown()}")
     show(f"  faults: {dict(Counter(f'{kind}, {place}' for kind, place, _ in struck).most_common())}")
     for place in ("generation", "sync"):

@@ -18,6 +18,7 @@ import psutil
 from conformance.doubles.digits import absolute, write_cut
 from conformance.doubles.division import MATCHING, SMALL, VLLM, named, typed
 from conformance.doubles.instance import free_port
+from conformance.doubles.memory_limit import NEEDS, can_limit_memory, limited_memory
 from conformance.doubles.processes import stopped
 from conformance.doubles.started import Started, journals_of, rank_variables
 from conformance.tools.campaign.observe import JournalTail, judge_story, name_of_end
@@ -35,9 +36,12 @@ NEVER = ("group-port-in-use",)
 """Codes with which no learner may end here: nobody else takes its port."""
 ANNOUNCED = "announcement"
 """Of a sync, before its bytes: workers wait for them."""
+OUT_OF_MEMORY = "worker out of memory"
+"""The kernel kills the worker at a limit."""
 FAULTS = (
     *(("server killed", place) for place in ("generation", "generation", "learning", "sync", "sync", "resume")),
     *(("worker killed", place) for place in ("generation", "learning")),
+    *((OUT_OF_MEMORY, place) for place in ("generation", "sync")),
     *(("server stopped", place) for place in ("generation", "generation", "sync", "sync", "learning", "resume")),
     *(("learner killed", place) for place in (*PLACES, ANNOUNCED, ANNOUNCED)),
     *(("learner stopped", place) for place in ("generation", "learning", "sync", "checkpoint")),
@@ -98,6 +102,9 @@ class StruckRun:
             return self.fill_disk()
         if (kind, place) == ("server killed", "sync"):
             return self.kill_in_sync(self.kill_server)
+        if (kind, place) == (OUT_OF_MEMORY, "sync"):
+            with limited_memory() as limit:
+                return self.kill_in_sync(lambda: self.starve_worker(limit)) and self.replace_ended_server(limit)
         if place == ANNOUNCED:
             return self.kill_in_sync(lambda: self.end_learner(signal.SIGKILL))
         if not self.tail.wait_for(lambda event: begins(place, event), self.is_running, BOUND_S):
@@ -112,6 +119,10 @@ class StruckRun:
             self.replace_server()
         elif kind == "worker killed":
             self.kill_worker()
+        elif kind == OUT_OF_MEMORY:
+            with limited_memory() as limit:
+                self.starve_worker(limit)
+                self.replace_ended_server(limit)
         elif kind == "learner interrupted":
             self.end_learner(signal.SIGINT)
         else:
@@ -152,13 +163,24 @@ class StruckRun:
         self.server.process.wait()
 
     def kill_worker(self):
-        """A server without its engine ends by itself, and not with success."""
         self.looks.watch(None)
         for worker in self.server.workers()[:1]:
             worker.kill()
-        if self.server.wait(BOUND_S) == 0:
-            self.wrong.append("a server without its engine ended with 0")
+        self.replace_ended_server()
+
+    def starve_worker(self, limit):
+        self.looks.watch(None)
+        for worker in self.server.workers()[:1]:
+            limit.add(worker)
+
+    def replace_ended_server(self, limit=None):
+        """A server without its engine ends by itself, says why, and not with success."""
+        if self.server.wait(BOUND_S) == 0 or "[worker-dead]" not in self.server.output():
+            self.wrong.append(f"a server without its engine ended with {self.server.output()[-500:]}")
+        if limit and not limit.num_killed():
+            self.wrong.append("the worker did not die of its limit of memory")
         self.replace_server()
+        return True
 
     def damage(self, kind):
         """Cut the journal's last line, or cut or change a file of the newest checkpoint of several."""
@@ -225,6 +247,14 @@ class StruckRun:
             time.sleep(0.02)
             self.tail.read()
         return time.monotonic() - self.struck_at - self.restart_s
+
+
+def possible(faults, show):
+    """Those that this machine allows; what is left out is said."""
+    if any(kind == OUT_OF_MEMORY for kind, _ in faults) and not can_limit_memory():
+        show(f"  NOT TRIED: {OUT_OF_MEMORY}, which needs {NEEDS}")
+        return [fault for fault in faults if fault[0] != OUT_OF_MEMORY]
+    return faults
 
 
 def begins(place, event):
