@@ -26,12 +26,15 @@ from conformance.doubles.digits import MODEL, load_model, perturb
 from conformance.doubles.instance import ENGINE, free_port, running, settings_for
 from conformance.judge.calls import RawLearner, text_batch
 from conformance.judge.servers.bounded import in_thread
+from conformance.tools.campaign.streams import stream_over_updates
 from rollmatch.model.checkpoint import merged_weights
 
 HEALTH_S = 1.0
 """In which 99 % of the answers about health have to come."""
 BOUND_S, MAX_GROWTH_MIB, HELD_S, MOST_OF_TURNS = 90.0, 300, "0.05", 0.99
 LONGEST_TURN_S, MEMORY_EVERY_S = 1.0, 0.05
+UPDATE_S = 10.0
+"""What an update may take on a busy machine, beside ``drain_s``."""
 PROMPTS = text_batch([[7, 8, 9], [5, 6], [9, 9, 9]])
 MIB = 1 << 20
 CLOSED = 0
@@ -58,6 +61,8 @@ class AttackedServer:
         self.statuses, self.wrong, self.most_mib = Counter(), [], 0.0
         self.promised_mib = MAX_GROWTH_MIB
         """Memory above that of the start, without a finding."""
+        self.update_s, self.ends = [], Counter()
+        """Seconds of updates beside streams, and how these ended."""
         self.known = {}
         """(version, place of a prompt) -> its response."""
         self.learner = RawLearner(self.server, port=free_port(), num_workers=1)
@@ -288,6 +293,18 @@ def not_finite(attacked):
     attacked.check_responses()
 
 
+def streams(attacked):
+    """Streams over updates that come one after another."""
+    read, seconds, wrong = stream_over_updates(
+        attacked.server, attacked.sync, attacked.policies, num_updates=4, chance=attacked.chance
+    )
+    attacked.wrong += wrong
+    attacked.update_s += seconds
+    attacked.ends.update(f"{stream.reader} {stream.end}" for stream in read)
+    if max(seconds, default=0.0) > attacked.instance.settings.drain_s + UPDATE_S:
+        attacked.wrong.append(f"starved: beside streams, updates took {[round(each, 1) for each in seconds]} s")
+
+
 def slow(attacked):
     """Bodies that come byte by byte, on many connections."""
     call = b"POST /generate/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n{"
@@ -337,6 +354,8 @@ def report(attacked, looks, show):
         attacked.wrong.append(f"health: {looks.shown()}")
     show(f"  statuses: {dict(attacked.statuses)}; health: {looks.shown()}")
     show(f"  memory: {attacked.start_mib:.0f} MiB at the start, {attacked.most_mib:.0f} MiB at most")
+    if attacked.update_s:
+        show(f"  streams: {dict(attacked.ends)}; updates beside them took at most {max(attacked.update_s):.1f} s")
     for problem in attacked.wrong:
         show(f"  {problem}")
     show(f"  {len(attacked.wrong)} findings")
@@ -344,9 +363,11 @@ def report(attacked, looks, show):
 
 
 ATTACKS = (
-    counts_and_depths, counts_and_depths, types, frames, hosts, wide, structures, template_values, not_finite, slow,
-    model_directories,
+    counts_and_depths, counts_and_depths, types, frames, hosts, wide, structures, template_values, not_finite, streams,
+    slow, model_directories,
 )  # fmt: skip
+UPDATING = {not_finite, streams}
+"""Of which one at a time is a learner's."""
 
 
 def attack(seed, *, num, minutes, looks, chance, kinds="", show=print):
@@ -359,7 +380,7 @@ def attack(seed, *, num, minutes, looks, chance, kinds="", show=print):
         looks.watch(one.settings.port)
         while sum(struck.values()) < num and time.monotonic() < began + 60 * minutes:
             mine = [chance.choice(chosen) for _ in range(2)]
-            if mine.count(not_finite) == len(mine):
+            if UPDATING.issuperset(mine):
                 mine.pop()
             struck.update(each.__name__ for each in mine)
             attacked.promised_mib = max(attacked.promised_mib, MAX_GROWTH_MIB + WIDE_MIB * mine.count(wide))

@@ -253,7 +253,7 @@ async def test_a_stream_that_ends_within_the_drain_is_whole_however_late_it_is_r
     pool, replica, stream = streaming()
     await anext(stream)
     replica.go.set()
-    await commit(pool, 1, drain_s=60.0)
+    assert await commit(pool, 1, drain_s=60.0) == 0, "nothing was ended"
     assert [(part.output, version) async for part, version in stream] == [("0 ends", 0)]
     assert pool.update.policy_version == 1
 

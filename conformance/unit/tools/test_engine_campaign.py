@@ -61,6 +61,12 @@ MENDS = {
         options="--attacks 2 --only not_finite",
         finding="weights that are not finite were committed",
     ),
+    "one version of a stream": Mend(
+        file="server/engine_pool.py",
+        changes=(("                if has_begun:\n", "                if False:\n"),),
+        options="--attacks 2 --only streams",
+        finding="mixed:",
+    ),
     "the wait for a left group's port": Mend(
         file="dialects/native/group.py",
         changes=(("rendezvous.port_held_s if is_held else GRACE_S", "GRACE_S"),),

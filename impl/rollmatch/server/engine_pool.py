@@ -156,7 +156,7 @@ class EnginePool:
         staying = self._moving if keep else frozenset()
         if ending := self._running - staying:
             await asyncio.wait(ending, timeout=within_s)
-        left = list(self._running - staying)
+        left = [task for task in self._running - staying if not task.done()]  # one that is read slowly may be
         self._restarted.update(left)
         for task in left:
             task.cancel()
