@@ -13,6 +13,7 @@ from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.weights.named_weights import named_weights
 
 LANGUAGE = r"model\.language_model\..*\.(q_proj|v_proj|down_proj)"
+TOWER = r"model\.visual\..*\.qkv"
 
 
 def check_adapters_alone(server, requests):

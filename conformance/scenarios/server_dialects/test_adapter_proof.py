@@ -6,14 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance.doubles.adapted_policy import LANGUAGE
+from conformance.doubles.adapted_policy import LANGUAGE, TOWER
 from conformance.doubles.digits import load_model, template_of
 from conformance.doubles.refusals import refused
 from rollmatch.config.training import TunerConfig
 from rollmatch.rollout.adapter_proof import prove_adapters
 from rollmatch.rollout.hf import HfBackend
-
-TOWER = r"model\.visual\..*\.qkv"
 
 
 class AdapterServers:

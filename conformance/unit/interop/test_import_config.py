@@ -189,7 +189,6 @@ def test_what_differs_in_substance_is_listed_with_its_reason():
 @pytest.mark.parametrize(
     ("kind", "fields", "key", "value", "left_out"),
     [
-        ("trl", {"gradient_accumulation_steps": 4, "steps_per_generation": 8}, f"{GRPO}.steps_per_generation", 2, None),
         (
             "trl",
             {"gradient_accumulation_steps": 4, "steps_per_generation": 2},
@@ -231,12 +230,13 @@ def test_a_value_of_the_source_becomes_ours_or_is_left_out(kind, fields, key, va
     assert made.left_out.keys() - convert(kind, {}).left_out.keys() == ({left_out} if left_out else set())
 
 
-@given(st.integers(1, 64), st.integers(1, 16), st.integers(2, 16))
-def test_a_step_keeps_its_number_of_completions(size, accumulation, group):
+@given(st.integers(1, 64), st.integers(1, 16), st.integers(2, 16), st.integers(1, 4))
+def test_a_step_and_a_generation_keep_their_numbers_of_completions(size, accumulation, group, steps_of_one):
     fields = {
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": accumulation,
         "num_generations": group,
+        "steps_per_generation": accumulation * steps_of_one,
     }
     if size * accumulation % group:
         with pytest.raises(ConfigError, match="of one process are no whole number") as caught:
@@ -249,6 +249,7 @@ def test_a_step_keeps_its_number_of_completions(size, accumulation, group):
     keys = convert("trl", fields).keys
     prompts = keys["training.per_device_train_batch_size"] * keys["training.gradient_accumulation_steps"]
     assert prompts * group == size * accumulation
+    assert keys[f"{GRPO}.steps_per_generation"] == steps_of_one
 
 
 @pytest.mark.parametrize("value", [True, "8", 8.0])

@@ -10,13 +10,12 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from conformance.doubles.digits import ROOT, absolute, scenes
+from conformance.doubles.health_server import serving
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_parser import parse
 from conformance.tools.outside_tools import python_of
 from rollmatch.config import load_config
-from rollmatch.interop import swift_cli
 from rollmatch.interop.swift_cli import CONFIG_VARIABLE, LOSS_TYPES, learner_command, swift_rows, train_by_swift
-from rollmatch.launch.processes import Command
 from rollmatch.records import Sample
 from rollmatch.run.server_checks import WaitPolicy
 
@@ -183,13 +182,21 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_samples_are_written_down_before_swift_begins(tmp_path, monkeypatch):
-    became: list[Command] = []
-    monkeypatch.setattr(swift_cli, "become", became.append)
-    monkeypatch.setattr(swift_cli, "wait_for_servers", lambda config, wait, gpus: None)
-    overrides = [*absolute(), SUMMARY, f"training.output_dir={tmp_path}"]
-    train_by_swift(str(CONFIG), overrides=overrides, gpus=["0"], wait=WaitPolicy(), dry_run=False)
-    parsed = parse("rlhf", list(became[0].words[2:]))
+def test_samples_are_written_down_before_swift_begins(tmp_path):
+    """By the command itself; the program ``swift`` prints its words."""
+    program = tmp_path / "bin/swift"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    program.chmod(0o755)
+    with serving(world_size=6) as url:
+        own = (f"training.output_dir={tmp_path / 'run'}", f"rlhf.vllm_server_port=[{url.rpartition(':')[2]}]")
+        words = [part for one in (*absolute(), SUMMARY, *own) for part in ("--set", one)]
+        command = [sys.executable, "-m", "rollmatch", "train", str(CONFIG), "--engine", "swift", "--gpus", "0", *words]
+        path = {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+        ended = subprocess.run(command, env=os.environ | path, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    name, *written = json.loads(ended.stdout.splitlines()[-1])
+    parsed = parse(name, written)
     for name, count in (("dataset", 768), ("val_dataset", 128)):
         with open(parsed[name][0]) as file:
             rows = [json.loads(line) for line in file]

@@ -1,22 +1,29 @@
 """How a rank is connected to its servers: what is compared, who sends, and at how many servers a run ends."""
 
-from contextlib import nullcontext
-from types import SimpleNamespace
-from unittest.mock import Mock
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import pytest
 import torch
+from torch import distributed as dist
+from torch.distributed.fsdp import fully_shard
 
+from conformance.doubles.adapted_policy import TOWER
 from conformance.doubles.configs import config_with
+from conformance.doubles.digits import load_model
+from conformance.doubles.http_server import answering
 from conformance.doubles.learner_side import TEMPLATE
 from conformance.doubles.native_double import NativeDouble, serving
 from conformance.doubles.refusals import refused
+from rollmatch.config.training import TunerConfig
+from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
+from rollmatch.dialects.swift.sender import ADAPTER_ROUTE
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.run import connect
 
 VLLM = "~.vllm"
+SWIFT = ("/health/", "/infer/", "/get_world_size/", "/init_communicator/", "/update_flattened_params/")
 
 
 @pytest.fixture
@@ -29,6 +36,14 @@ def urls(model):
     """Of two servers that hold the model."""
     with serving(*(NativeDouble(dict(model.named_parameters())) for _ in range(2))) as found:
         yield found
+
+
+@pytest.fixture
+def alone():
+    """torch's process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def connected_with(urls, *overrides, rank=0, **more):
@@ -56,17 +71,16 @@ def test_all_servers_are_needed_unless_fewer_are_named(urls, changed, least):
     [(0, True, False, True), (1, True, False, False), (0, False, False, False), (0, True, True, False)],
 )
 def test_rank_0_compares_its_tensors_where_it_holds_them_whole(
-    urls, model, tmp_path, monkeypatch, rank, has_model, sharded, compared
+    urls, model, tmp_path, alone, rank, has_model, sharded, compared
 ):
-    if sharded:
-        monkeypatch.setattr(connect, "named_weights", lambda _: SimpleNamespace(is_sharded=True))
-    journal, given = Journal(tmp_path / "journal.jsonl"), model if has_model else None
+    split = fully_shard if sharded else lambda module: module
+    journal, given = Journal(tmp_path / "journal.jsonl"), split(model) if has_model else None
     backend = connected_with(urls, rank=rank, model=given, journal=journal)
     assert (backend.sender is not None) == (rank == 0)
     journal.close()
     written = [(line["number"], line["are_compared_with_servers"]) for line in read_journal(journal.path)]
     assert written == [(2, True)] * compared
-    other = torch.nn.Linear(2, 4) if has_model else None
+    other = split(torch.nn.Linear(2, 4)) if has_model else None
     with refused("tensor-shape-mismatch") if compared else nullcontext():
         connected_with(urls, rank=rank, model=other)
 
@@ -86,14 +100,25 @@ def test_a_call_has_no_limit_unless_it_is_above_zero(urls, monkeypatch, limit, u
     assert {(one.infer_timeout_s, one.api_key) for one in settings} == {(used, None)}
 
 
-@pytest.mark.parametrize(
-    ("dialects", "is_proved"), [((True, True), True), ((True, False), False), ((False, False), False)]
-)
-def test_adapters_are_tried_out_where_every_server_takes_them(monkeypatch, dialects, is_proved):
-    proved, backend = [], Mock(spec=VllmServerBackend, servers=dialects)
-    monkeypatch.setattr(connect, "takes_adapters", lambda server: server)
-    monkeypatch.setattr(connect, "prove_adapters", lambda *given: proved.append(given))
-    connect.try_out_adapters(backend, "a model")
-    assert proved == [(backend, "a model")] * is_proved
-    connect.try_out_adapters(Mock(), "a model")
-    assert len(proved) == is_proved
+@contextmanager
+def swift_server(*, has_route, has_lora):
+    """As ``swift rollout`` describes itself."""
+    routes = [*SWIFT, *[f"{ADAPTER_ROUTE}/"] * has_route]
+    replies = {"openapi.json": {"paths": {route: {} for route in routes}}, "get_engine_type": {"enable_lora": has_lora}}
+    with answering(lambda name, _: (200, replies.get(name, {"status": "ok"}))) as url:
+        yield url
+
+
+@pytest.mark.parametrize("places", [(0, 0), (0, 1), (1, 0), (0, 2)])
+def test_adapters_are_tried_out_where_every_server_takes_them(places):
+    """One of the vision tower is refused before anything is sent."""
+    kinds = {"has_route": True, "has_lora": True}, {"has_route": True, "has_lora": False}
+    kinds += ({"has_route": False, "has_lora": True},)
+    policy = load_model(TunerConfig(train_type="lora", target_regex=TOWER))
+    with ExitStack() as stack:
+        urls = [stack.enter_context(swift_server(**kinds[place])) for place in places]
+        servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in urls]
+        connect_all(servers)
+        backend = VllmServerBackend(servers, TEMPLATE, Ranks(), sender=None)
+        with refused("adapter-not-applied", "tuner.target_regex") if places == (0, 0) else nullcontext():
+            connect.try_out_adapters(backend, policy)

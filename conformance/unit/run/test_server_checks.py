@@ -1,5 +1,8 @@
 """What a learner compares a rollout server with, how it waits for one, and what it sets for the libraries it loads."""
 
+import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -61,17 +64,25 @@ def test_the_learner_s_gpus_are_those_it_was_given(monkeypatch, value, gpus):
     assert server_checks.learner_gpus() == gpus
 
 
+SETTING = """
+import json, os, sys
+from rollmatch.run.machine import set_environment
+before = dict(os.environ)
+set_environment(eager=bool(int(sys.argv[1])))
+print(json.dumps({name: value for name, value in os.environ.items() if name.startswith("VLLM") or name not in before}))
+"""
+
+
 @pytest.mark.parametrize("eager", [True, False])
-@pytest.mark.parametrize("gpu", [True, False])
-def test_libraries_find_their_settings_beside_what_the_user_has_set(monkeypatch, gpu, eager):
-    monkeypatch.setattr(machine, "has_gpu", lambda: gpu)
-    monkeypatch.setattr(machine.os, "environ", {"VLLM_LOGGING_LEVEL": "DEBUG"})
-    machine.set_environment(eager=eager)
+def test_libraries_find_their_settings_beside_what_the_user_has_set(eager):
+    given = {"VLLM_LOGGING_LEVEL": "DEBUG", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", SETTING, str(int(eager))]
+    found = json.loads(subprocess.run(command, env=given, capture_output=True, check=True).stdout)
     on_cpu = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"} | ({"TORCHDYNAMO_DISABLE": "1"} if eager else {})
-    assert machine.os.environ == {
+    assert found == {
         "VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": "127.0.0.1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error",
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", **({} if gpu else on_cpu),
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1", **({} if machine.has_gpu() else on_cpu),
     }  # fmt: skip
 
 
