@@ -100,9 +100,10 @@ def engine_backend():
 @pytest.fixture(scope="session")
 def instance(tmp_path_factory):
     """A rollout server with two replicas, a process of its own; hand it weights before use."""
-    from conformance.doubles.instance import running
+    from conformance.doubles.instance import ENGINE, running
 
     log = tmp_path_factory.mktemp("server") / "log"
-    with running(log, data_parallel_size=2, drain_s=0.1, tool_call_parser="hermes") as started:
+    short_steps = {"engine_arguments": ENGINE | {"max_num_batched_tokens": 256}}  # prompts are split over several
+    with running(log, data_parallel_size=2, drain_s=0.1, tool_call_parser="hermes", **short_steps) as started:
         yield started
         started.leave()

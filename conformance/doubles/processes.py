@@ -177,7 +177,7 @@ class Running:
         return [process for process in self._seen if _is_alive(process)]
 
     def workers(self) -> list[psutil.Process]:
-        """Descendants that hold an engine; neither Python's own trackers nor what accepts a server's connections."""
+        """Descendants that hold an engine; neither what reads a server's bodies nor what accepts its connections."""
         return [each for each in self.members() if each.pid != self.process.pid and not _is_helper(each)]
 
     def wait_alone(self, timeout_s: float = END_TIMEOUT_S) -> None:
@@ -233,5 +233,5 @@ def _is_alive(process: psutil.Process) -> bool:
 def _is_helper(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         command = " ".join(process.cmdline())
-        return "tracker" in command or "rollmatch/server/front.py" in command
+        return any(name in command for name in ("tracker", "forkserver", "rollmatch/server/front.py"))
     return True

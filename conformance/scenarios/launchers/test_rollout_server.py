@@ -62,13 +62,10 @@ def test_without_gpus_the_list_counts_replicas():
     assert (settings_of(made).data_parallel_size, settings_of(made).gpus) == (3, [])
 
 
-def test_an_eager_engine_on_a_cpu_compiles_nothing_and_takes_prompts_in_whole():
-    compiled, chunked = f"{VLLM}.enforce_eager=false", f"{VLLM}.enable_chunked_prefill=true"
+def test_an_eager_engine_on_a_cpu_compiles_nothing():
+    compiled = f"{VLLM}.enforce_eager=false"
     made = command(on_gpu=False), command(compiled, on_gpu=False), command(on_gpu=True)
     assert ["TORCHDYNAMO_DISABLE" in each.environment for each in made] == [True, False, False]
-    made = command(on_gpu=False), command(on_gpu=True), command(chunked, on_gpu=False)
-    found = [settings_of(each).engine_arguments.get("enable_chunked_prefill") for each in made]
-    assert found == [False, None, True]
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])

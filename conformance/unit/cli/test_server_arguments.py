@@ -234,7 +234,7 @@ def test_what_the_server_s_own_arguments_default_to(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     settings = vllm_serve.make_settings(serve_options(""), on_gpu=False)
     assert (settings.max_model_len, settings.port, settings.world_size) == (4096, 8000, 1)
-    on_cpu = {"kv_cache_memory_bytes": 512 * 2**20, "enforce_eager": True, "enable_chunked_prefill": False}
+    on_cpu = {"kv_cache_memory_bytes": 512 * 2**20, "enforce_eager": True}
     assert settings.engine_arguments == {"gpu_memory_utilization": 0.9} | on_cpu
     two = vllm_serve.make_settings(serve_options("--data-parallel-size 2"), on_gpu=True)
     assert json.loads(vllm_serve.make_command(two, on_gpu=True).words[-1])["gpus"] == ["0", "1"]

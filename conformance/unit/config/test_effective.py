@@ -9,7 +9,6 @@ from conformance.doubles.refusals import refused
 from rollmatch.config import check_files, effective, servers
 from rollmatch.config.dataset import ColumnsConfig
 from rollmatch.config.effective import (
-    chunked_prefill,
     enforce_eager,
     kv_cache_memory_mib,
     max_model_len,
@@ -53,22 +52,6 @@ def test_ranks_that_do_not_divide_are_refused(value, world_size):
 def test_eager_running(value, on_cpu, on_gpu):
     config = config_with(f"~.vllm.enforce_eager={value}")
     assert (enforce_eager(config, on_gpu=False), enforce_eager(config, on_gpu=True)) == (on_cpu, on_gpu)
-
-
-@pytest.mark.parametrize(
-    ("value", "on_cpu", "on_gpu"),
-    [
-        ("enable_chunked_prefill=null", False, None),
-        ("enable_chunked_prefill=true", True, True),
-        ("enable_chunked_prefill=false", False, False),
-        ("max_num_batched_tokens=1024", False, None),
-        ("max_num_batched_tokens=1023", None, None),
-    ],
-)
-def test_prompts_are_not_split_on_a_cpu_where_a_step_can_hold_a_sequence(value, on_cpu, on_gpu):
-    config = config_with(f"~.vllm.{value}")
-    found = [chunked_prefill(config, on_gpu=where, max_model_len=1024) for where in (False, True)]
-    assert found == [on_cpu, on_gpu]
 
 
 SET = ("~.vllm.max_model_len=600", "~.vllm.kv_cache_memory_mib=64", "training.rollout_threads=3")

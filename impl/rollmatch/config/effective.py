@@ -111,17 +111,6 @@ def compiles_layers(config: RunConfig, *, on_gpu: bool, num_parameters: int) -> 
     return on_gpu and num_parameters >= COMPILED_FROM and not tuner.lora_dropout and works
 
 
-def chunked_prefill(config: RunConfig, *, on_gpu: bool, max_model_len: int) -> bool | None:
-    """Whether prompts are split over several engine steps; None leaves it to vLLM.
-
-    On a CPU they are not split, unless a step is shorter than a sequence: vLLM 0.32 turns the random numbers
-    of a seeded request back after each part of its prompt, which a CPU's generator cannot do, and the engine dies.
-    """
-    vllm = config.custom.extra.rollout_matching.vllm
-    fits = vllm.max_num_batched_tokens is None or vllm.max_num_batched_tokens >= max_model_len
-    return False if vllm.enable_chunked_prefill is None and fits and not on_gpu else vllm.enable_chunked_prefill
-
-
 def kv_cache_memory_mib(config: RunConfig, *, on_gpu: bool) -> int | None:
     """The engine's attention cache in MiB; None leaves it to gpu_memory_utilization."""
     configured = config.custom.extra.rollout_matching.vllm.kv_cache_memory_mib

@@ -70,7 +70,7 @@ class VllmConfig(Section):
     max_num_batched_tokens: Count | None = None
     """Tokens of one engine step; null uses vLLM's default. Unit: tokens."""
     enable_chunked_prefill: bool | None = None
-    """Split long prompts over several engine steps; null uses vLLM's default on a GPU and false on a CPU."""
+    """Split long prompts over several engine steps; null uses vLLM's default."""
     kv_cache_memory_mib: Count | None = None
     """Size of the KV cache; null is 512 on a CPU and follows gpu_memory_utilization on a GPU. Unit: MiB."""
     limit_mm_per_prompt: dict[str, Index] | None = None

@@ -99,11 +99,22 @@ def _engine_kwargs(config: RunConfig, *, on_gpu: bool) -> dict[str, object]:
     arguments = {
         "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
         "max_num_batched_tokens": vllm.max_num_batched_tokens,
-        "enable_chunked_prefill": effective.chunked_prefill(config, on_gpu=on_gpu, max_model_len=max_model_len(config)),
+        "enable_chunked_prefill": _chunked_prefill(config, on_gpu=on_gpu),
         "load_format": None if vllm.load_format == "auto" else vllm.load_format,
     }
     given = {name: value for name, value in arguments.items() if value is not None}
     return given | config.custom.extra.rollout_server.vllm_engine_kwargs
+
+
+def _chunked_prefill(config: RunConfig, *, on_gpu: bool) -> bool | None:
+    """Whether prompts are split over several engine steps; None leaves it to vLLM.
+
+    On a CPU they are not split, unless a step is shorter than a sequence: vLLM's engine dies where a seeded prompt is
+    (``weights.worker.partial_prompts`` mends it in our own engines).
+    """
+    vllm = config.custom.extra.rollout_matching.vllm
+    fits = vllm.max_num_batched_tokens is None or vllm.max_num_batched_tokens >= max_model_len(config)
+    return False if vllm.enable_chunked_prefill is None and fits and not on_gpu else vllm.enable_chunked_prefill
 
 
 def command_line(options: Mapping[str, object], extra: Mapping[str, object], *, key: str) -> list[str]:

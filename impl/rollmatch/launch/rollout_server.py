@@ -147,7 +147,7 @@ def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, object]:
         "enable_prefix_caching": prefix_caching(config),
         "max_num_seqs": vllm.max_num_seqs,
         "max_num_batched_tokens": vllm.max_num_batched_tokens,
-        "enable_chunked_prefill": effective.chunked_prefill(config, on_gpu=on_gpu, max_model_len=max_model_len(config)),
+        "enable_chunked_prefill": vllm.enable_chunked_prefill,
         "limit_mm_per_prompt": vllm.limit_mm_per_prompt,
         "mm_processor_kwargs": config.model.processor_kwargs or None,
         "disable_custom_all_reduce": disables_custom_all_reduce(config),

@@ -45,7 +45,6 @@ def make_settings(options: argparse.Namespace, *, on_gpu: bool) -> ServerSetting
         "enable_prefix_caching": options.enable_prefix_caching,
         "kv_cache_memory_bytes": None if on_gpu else int(os.environ.get(_CACHE_VARIABLE, _CACHE_MIB_ON_CPU)) << 20,
         "enforce_eager": None if on_gpu else True,
-        "enable_chunked_prefill": None if on_gpu else False,  # vLLM 0.32 cannot cut a prompt whose sampling is seeded
     }
     return ServerSettings(
         model=model,

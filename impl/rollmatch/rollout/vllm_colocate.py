@@ -36,6 +36,7 @@ from rollmatch.server import scheduler
 from rollmatch.startup import loading
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.worker.loading import keep_weights_loadable
+from rollmatch.weights.worker.partial_prompts import draw_for_whole_prompts
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -331,6 +332,7 @@ def _open_engine(settings: EngineSettings, ranks: Ranks) -> "LLM":
             from vllm import LLM
 
             keep_weights_loadable()
+            draw_for_whole_prompts()
         if torch.cuda.is_available():
             from rollmatch.weights.worker.logprob_kernel import install
 

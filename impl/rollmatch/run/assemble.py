@@ -294,9 +294,7 @@ def _engine_arguments(config: RunConfig) -> dict[str, object]:
         "enable_prefix_caching": vllm.enable_prefix_caching,
         "max_num_seqs": vllm.max_num_seqs,
         "max_num_batched_tokens": vllm.max_num_batched_tokens,
-        "enable_chunked_prefill": effective.chunked_prefill(
-            config, on_gpu=on_gpu, max_model_len=effective.max_model_len(config)
-        ),
+        "enable_chunked_prefill": vllm.enable_chunked_prefill,
         "limit_mm_per_prompt": vllm.limit_mm_per_prompt,
         "mm_processor_kwargs": config.model.processor_kwargs or None,
         "disable_custom_all_reduce": vllm.disable_custom_all_reduce,

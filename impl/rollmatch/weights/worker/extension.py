@@ -24,6 +24,7 @@ from rollmatch.weights.transfer_plan import MergePlan, TransferPlan, from_wire
 from rollmatch.weights.worker.in_place import InPlaceReceiver, Served
 from rollmatch.weights.worker.loading import keep_weights_loadable
 from rollmatch.weights.worker.merging import FrozenWeights, merge_received
+from rollmatch.weights.worker.partial_prompts import draw_for_whole_prompts
 from rollmatch.weights.worker.receiver import Receiver
 
 Reply = dict[str, Any]
@@ -200,6 +201,7 @@ def end_with_parent() -> None:
 
 
 keep_weights_loadable()
+draw_for_whole_prompts()
 if torch.cuda.is_available():
     from rollmatch.weights.worker.logprob_kernel import install
 

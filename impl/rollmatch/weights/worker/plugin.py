@@ -8,14 +8,16 @@ RL_ROUTES = "VLLM_SERVER_DEV_MODE"
 
 
 def register() -> None:
-    """Make the weight transfer backend ``rollmatch_gloo`` known, and weights loadable where it is of use."""
+    """Make the weight transfer backend ``rollmatch_gloo`` known; where it is of use, mend what a learner needs."""
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
     except ImportError:  # a vLLM without weight transfer
         return
     if os.environ.get(RL_ROUTES) == "1":
         from rollmatch.weights.worker.loading import keep_weights_loadable
+        from rollmatch.weights.worker.partial_prompts import draw_for_whole_prompts
 
         keep_weights_loadable()
+        draw_for_whole_prompts()
     if NAME not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(NAME, "rollmatch.weights.worker.stock_engine", "GlooEngine")

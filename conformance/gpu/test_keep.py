@@ -1,0 +1,48 @@
+"""Weights change within responses of an engine on a GPU, which decodes ahead of its scheduler and replays graphs."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from conformance.doubles.digits import load_model, perturb, requests_for, scenes
+from conformance.doubles.instance import ENGINE, running
+from conformance.doubles.kept_responses import SampledResponses
+from conformance.doubles.learner_side import connected, rendezvous
+from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.model.checkpoint import merged_weights
+
+LENGTH, NUM_SCENES = 1500, 6
+LONG = {"enforce_eager": False, "kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.05}
+
+
+def weights_of(seed, device):
+    model = load_model()
+    perturb(model, seed=seed, scale=0.05)
+    return {name: tensor.to(device) for name, tensor in merged_weights(model)}
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("stage", [False, True], ids=["written in place", "staged"])
+def test_the_new_weights_write_the_rest_of_responses_under_way(tmp_path, stage):
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    torch.cuda.set_device(device)
+    policies = [weights_of(seed, device) for seed in (1, 2, 3)]
+    fields = {"gpus": ("0",), "drain_s": 0.1, "max_model_len": 2048, "engine_arguments": ENGINE | LONG}
+    with running(tmp_path / "log", load_format="dummy", **fields) as instance:
+        servers = [connected(instance.server.url)]
+        sender = NativeSender(servers, rendezvous(join_timeout_s=60.0), stage=stage, keep=True)
+        sender.send(policies[0].items(), version=1)
+        sampled = SampledResponses(instance.server, requests_for(scenes()[:NUM_SCENES]), length=LENGTH)
+        sampled.write()
+
+        def update():
+            for version in (2, 3):
+                sender.send(policies[version - 1].items(), version=version)
+
+        rollouts, _ = sampled.interrupted_by(update)
+        sampled.check(rollouts, dict(enumerate(policies, start=1)))
+        counted = Counter(tuple(version for version, _ in rollout.policy_versions) for rollout in rollouts)
+        assert counted == {(1, 2, 3): len(rollouts)}, counted
+        assert sender.transport == "direct"
+        sender.close()
