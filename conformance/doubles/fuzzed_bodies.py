@@ -71,6 +71,26 @@ BODIES = {
         ("/close_communicator/", {}),
         ("/get_engine_type/", {}),
     ],
+    "vllm": [
+        (
+            "/init_weight_transfer_engine/",
+            {
+                "init_info": {
+                    "master_address": "127.0.0.1",
+                    "master_port": 1,
+                    "rank_offset": 1,
+                    "world_size": 3,
+                    "packed": True,
+                    "packed_buffer_size_bytes": 64,
+                }
+            },
+        ),
+        ("/start_weight_update/", {"is_checkpoint_format": True}),
+        ("/update_weights/", {"update_info": {"names": ["x"], "dtype_names": ["float32"], "shapes": [[8, 8]]}}),
+        ("/finish_weight_update/", {"weight_version": "a"}),
+        ("/update_weight_version/", {"new_version": "a"}),
+        ("/shutdown_weight_transfer_engine/", {}),
+    ],
     "trl": [
         (
             "/generate/",

@@ -48,6 +48,12 @@ def trl_command() -> str | None:
     return os.environ.get("TRL_COMMAND") or (str(command) if command.exists() else None)
 
 
+def trl_python() -> str | None:
+    """The Python of a TRL whose trainers speak to stock servers: ``TRL_PYTHON``, or the one of the judge."""
+    python = folder_of_servers() / "trl-1.16.0/bin/python"
+    return os.environ.get("TRL_PYTHON") or (str(python) if python.exists() else None)
+
+
 def has_ipv6() -> bool:
     """Whether this machine has a loopback address of IPv6."""
     try:
@@ -71,12 +77,16 @@ TOOLS: dict[str, tuple[Callable[[], object], str]] = {
         trl_command,
         "run python -m conformance.judge.servers.judge trl, or set TRL_COMMAND to the trl of TRL 1.10",
     ),
+    "trl_new": (
+        trl_python,
+        "run python -m conformance.judge.trainers.known trl==1.16.0, or set TRL_PYTHON to a Python with TRL 1.16",
+    ),
     **{
         name: (partial(python_of, name), f"{remedy}, or set {name.upper()}_PYTHON to a Python that has it")
         for name, (_, _, remedy) in PYTHONS.items()
     },
 }
-OPTIONAL = ("memcg", "trl", *PYTHONS)
+OPTIONAL = ("memcg", "trl", "trl_new", *PYTHONS)
 """Tools that CI goes without."""
 WIDE = "wide"
 LEFT_OUT = pytest.StashKey[dict[str, int]]()

@@ -145,7 +145,7 @@ class VllmPeer:
 
     beginning, ending = "/start_weight_update", "/finish_weight_update"
     """Routes around an update."""
-    keys = "weights"
+    keys = "gloo"
     """Prefix of the group's keys in its store."""
 
     def __init__(self, talk: Talk) -> None:

@@ -1,4 +1,7 @@
-"""An unmodified ``GRPOTrainer`` of TRL trains with our server, over gloo: the server then holds what it has learned."""
+"""An unmodified ``GRPOTrainer`` of TRL trains with our server, over gloo: the server then holds what it has learned.
+
+TRL up to 1.10 speaks the trl dialect, and newer ones speak to our server as to a stock ``vllm serve``.
+"""
 
 import os
 import subprocess
@@ -11,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from conformance.doubles.digits import ROOT
 from conformance.doubles.instance import free_port, running
-from conformance.tools.outside_tools import trl_command
+from conformance.tools.outside_tools import trl_command, trl_python
 
-pytestmark = [pytest.mark.engine, pytest.mark.trl]
+pytestmark = pytest.mark.engine
 MODEL, PLUGGED = ROOT / "fixtures/models/arithmetic", ROOT / "conformance/judge/servers/plugged"
 NUM_STEPS, TIMEOUT_S = 3, 400
 SCRIPT = """
@@ -48,17 +51,32 @@ def logprobs_of(model, prompt, ids):
     return torch.stack([rows[len(prompt) - 1 + place, token_id] for place, token_id in enumerate(ids)])
 
 
-def test_the_server_holds_what_trl_s_trainer_has_learned(tmp_path: Path):
-    python, out = Path(trl_command()).parent / "python", tmp_path / "out"
+def train(python, url, out):
     paths = os.pathsep.join([str(PLUGGED), os.environ.get("PYTHONPATH", "")])
-    with running(tmp_path / "log", fork=False, model=str(MODEL), max_model_len=64) as server:
-        command = [str(python), "-c", SCRIPT, server.url, str(free_port()), str(MODEL), str(NUM_STEPS), str(out)]
-        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
-        assert ran.returncode == 0, ran.stderr[-3000:]
+    command = [str(python), "-c", SCRIPT, url, str(free_port()), str(MODEL), str(NUM_STEPS), str(out)]
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+def check_what_was_learned(python, folder):
+    out = folder / "out"
+    with running(folder / "log", fork=False, model=str(MODEL), max_model_len=64) as server:
+        train(python, server.url, out)
         learned, first = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (out, MODEL))
         for prompt in ([5, 6, 7], [8, 9], [10, 11, 12, 13]):
             ids, values, version = greedy(server.url, prompt)
             assert version >= NUM_STEPS
             assert torch.allclose(values, logprobs_of(learned, prompt, ids), atol=1e-3)
             assert not torch.allclose(values, logprobs_of(first, prompt, ids), atol=1e-2)
+
+
+@pytest.mark.trl
+def test_the_server_holds_what_trl_s_trainer_has_learned(tmp_path: Path):
+    check_what_was_learned(Path(trl_command()).parent / "python", tmp_path)
+
+
+@pytest.mark.trl_new
+@pytest.mark.scenario("server-dialects/a-trainer-of-stock-servers-trains-with-ours")
+def test_the_server_holds_what_a_newer_trainer_of_trl_has_learned(tmp_path: Path):
+    check_what_was_learned(trl_python(), tmp_path)

@@ -15,7 +15,9 @@ NUM_BODIES = 600 if "ROLLMATCH_STRICT" in os.environ else 100
 WHOLE_NUMBERS = (3.0, -0.0, 2.0**63, 1e308)
 BOUNDS = {"minimum", "maximum", "exclusiveMaximum"}
 WITHOUT_BODY = {"/close_communicator/", "/get_engine_type/", "/process_weights_after_loading/"}
+WITHOUT_BODY |= {"/shutdown_weight_transfer_engine/", "/pause/", "/resume/"}
 OF_GET = {"/health/", "/metrics/", "/get_world_size/", "/get_model_state_keys/", "/native/identity/", "/v1/models/"}
+OF_GET |= {"/server_info/", "/weight_info/", "/is_paused/"}
 WITHOUT_BODY |= {"/get_num_background_tasks/", *(f"/reset_{name}_cache/" for name in ("prefix", "encoder", "mm"))}
 
 

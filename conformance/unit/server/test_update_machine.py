@@ -12,7 +12,7 @@ class PlainModel:
     """What may happen to an update, in flags."""
 
     def __init__(self, weights_set):
-        self.is_open, self.has_weights = False, weights_set
+        self.is_open, self.is_held, self.has_weights = False, False, weights_set
         self.on_its_way, self.is_whole, self.is_chunks = False, False, False
         self.is_dropped, self.is_pausing, self.is_writing = False, False, False
 
@@ -21,6 +21,8 @@ class PlainModel:
         return {
             Event.OPENED: not self.is_open,
             Event.CLOSED: True,
+            Event.HELD: True,
+            Event.RELEASED: True,
             Event.ANNOUNCED: not self.on_its_way,
             Event.ANNOUNCED_IN_PLACE: not self.on_its_way,
             Event.ANNOUNCED_CHUNK: not self.on_its_way or (self.is_chunks and not ends_by_itself),
@@ -53,6 +55,8 @@ class PlainModel:
             self.has_weights = event is Event.LOADED or None
         if event is Event.CLOSED:
             self.is_open = False
+        if event in (Event.HELD, Event.RELEASED, Event.CLOSED):
+            self.is_held = event is Event.HELD
         leaves = event in (Event.CLOSED, Event.DROPPED) and not self.is_pausing
         if leaves and self.on_its_way and not (self.is_whole or self.is_chunks):
             self.is_dropped = True  # the workers end it
@@ -103,7 +107,7 @@ class UpdateMachine(RuleBasedStateMachine):
     def agree(self):
         update, plain = self.update, self.plain
         assert (update.word, update.attached is not None) == (plain.word, plain.is_open)
-        assert update.resumed.is_set() == (not plain.is_pausing)
+        assert update.resumed.is_set() == (not (plain.is_pausing or plain.is_held))
         assert (update.incoming is Incoming.NONE) == (not plain.on_its_way)
         if not plain.on_its_way:
             assert (update.staged, update.chunk_names, update.chunk_merge) == (None, set(), None)

@@ -15,6 +15,7 @@ from rollmatch.dialects.openai.token_routes import token_routes
 from rollmatch.dialects.swift.routes import swift_routes
 from rollmatch.dialects.trl.control_routes import control_routes
 from rollmatch.dialects.trl.routes import trl_routes
+from rollmatch.dialects.vllm.routes import vllm_routes
 from rollmatch.errors import RollmatchError
 from rollmatch.server.failures import Refusal
 from rollmatch.server.health import health_of
@@ -22,7 +23,7 @@ from rollmatch.server.http import Gate, SlashAtEnd, answer, refuse
 from rollmatch.server.openapi import describe
 from rollmatch.server.state import ServerState
 
-ROUTES = (native_routes, control_routes, swift_routes, trl_routes, openai_routes, token_routes)
+ROUTES = (native_routes, control_routes, swift_routes, trl_routes, openai_routes, token_routes, vllm_routes)
 """A dialect's routes are added here."""
 
 

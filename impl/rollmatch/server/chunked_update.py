@@ -71,10 +71,8 @@ class ChunkedUpdate:
         Errors: ``CommunicatorRefused``, those of ``announced`` and of what went before.
         """
         self.update.check_attached(ANONYMOUS)
-        if not self._names.are_of_checkpoint(tensors):
-            tensors = await asyncio.to_thread(self._names.parts_of, tensors)
-        swapped = await asyncio.to_thread(self._names.swapped_in, tensors)
-        tensors = [_swap(spec) if spec.name in swapped else spec for spec in tensors]
+        stored, swapped = await asyncio.to_thread(self._names.stored, tensors)
+        tensors = [part for parts in stored for part in parts]
         await self._check_turn()
         for spec in tensors:
             check_tensor(spec, self.model, is_cast=True)  # TRL's trainers keep float32, and announce it
@@ -103,7 +101,8 @@ class ChunkedUpdate:
         if self._following is not None:
             await asyncio.shield(self._following)
         self._raise_failure()
-        if self.update.incoming is Incoming.GATHERING:
+        is_ours = self.update.attached is not None and self.update.attached.client == ANONYMOUS
+        if is_ours and self.update.incoming is Incoming.GATHERING:
             names, arrived = self.update.chunk_names, self._arrived
             self.update.fire(Event.DROPPED)
             await self.pool.call_all("rollmatch_drop")
@@ -174,8 +173,3 @@ class ChunkedUpdate:
             agreed([reply["digests"] for reply in replies])
         await self.communicator.swap(self.update.policy_version + 1)
         self._committed = {target: digests[target] for target in self.model.aliases.values() if target in digests}
-
-
-def _swap(spec: TensorSpec) -> TensorSpec:
-    """As it is stored."""
-    return spec.model_copy(update={"shape": (*spec.shape[:-2], spec.shape[-1], spec.shape[-2])})

@@ -20,6 +20,8 @@ _NEWS_S = 0.05
 """After this time a hang-up is known, even if it came in one turn of the loop with the next request."""
 ANONYMOUS = ""
 """Client name of swift and trl trainers, which give none."""
+STOCK = "a trainer of stock vLLM servers"
+"""Client name of those, which give none either."""
 
 
 class Communicator:
@@ -47,7 +49,7 @@ class Communicator:
             await asyncio.sleep(_NEWS_S)
         await self._leave_the_dead(client)
         self.update.check_free(client)
-        if address.rank + self.num_workers > address.world_size - 1:
+        if address.rank + self.num_workers > address.world_size - (address.source is None):
             problem = (
                 f"{self.num_workers} workers from rank {address.rank} and a learner are more than {address.world_size}"
             )
@@ -63,9 +65,9 @@ class Communicator:
             raise
 
     async def _leave_the_dead(self, client: str) -> None:
-        """Close the group of a swift or trl trainer that died: it has no name by which it could come back."""
-        attached = self.update.attached
-        if client == ANONYMOUS and attached is not None and attached.client == ANONYMOUS:
+        """Close the group of a trainer without a name that died: there is none by which it could come back."""
+        attached, nameless = self.update.attached, (ANONYMOUS, STOCK)
+        if client in nameless and attached is not None and attached.client in nameless:
             replies = await self.pool.call_all("rollmatch_members")
             if any(reply.get("lost") for reply in replies):
                 await self.close(only=attached)

@@ -40,6 +40,7 @@ class EnginePool:
         self._loads = [0] * len(self.replicas)
         self._running: set[asyncio.Task[Any]] = set()
         self._restarted: set[asyncio.Task[Any]] = set()
+        self._aborted: set[asyncio.Task[Any]] = set()
         self._moving: set[asyncio.Task[Any]] = set()
         """Those of the running ones that newer weights may continue."""
         self._past_versions: list[int] = []
@@ -148,24 +149,32 @@ class EnginePool:
         """Call the workers of one replica. Errors: as ``call_all``."""
         return _checked(await self._while_alive(self.replicas[index].call, method, *arguments))
 
-    async def drain(self, *, within_s: float, keep: bool = False) -> int:
+    async def drain(self, *, within_s: float | None, keep: bool = False) -> int:
         """End the responses that are being written, in a pause; those not done by then are begun again after it.
 
-        ``keep``: those that may move stay where they are, until ``resuming`` ends. Returns how many are begun again.
+        ``within_s``: None waits for all. ``keep``: those that may move stay where they are, until ``resuming`` ends.
+        Returns how many are begun again.
         """
         staying = self._moving if keep else frozenset()
         if ending := self._running - staying:
             await asyncio.wait(ending, timeout=within_s)
-        left = [task for task in self._running - staying if not task.done()]  # one that is read slowly may be
+        left = self._being_written() - staying
         self._restarted.update(left)
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=_ABORT_S)
+        await _cancelled(left)
         self.num_restarted += len(left)
         if keep:
             await asyncio.gather(*(self._while_alive(replica.pause) for replica in self.replicas))
         return len(left)
+
+    async def abort(self) -> None:
+        """End the responses that are being written; their callers get ``generation-aborted``."""
+        ending = self._being_written()
+        self._aborted.update(ending)
+        await _cancelled(ending)
+
+    def _being_written(self) -> set[asyncio.Task[Any]]:
+        """One that is read slowly may be written already."""
+        return {task for task in self._running if not task.done()}
 
     @asynccontextmanager
     async def resuming(self, *, keep: bool) -> AsyncIterator[None]:
@@ -243,8 +252,8 @@ class EnginePool:
             await self._kept(task)
         finally:
             task.cancel()
-            self._running.discard(task)
-            self._restarted.discard(task)
+            for tasks in (self._running, self._restarted, self._aborted):
+                tasks.discard(task)
 
     def _versions_in(self, output: EngineOutput) -> tuple[tuple[int, int], ...]:
         """Versions in place of how often the engine had been emptied; only the last time since may be another one's."""
@@ -265,11 +274,13 @@ class EnginePool:
                 raise
             if self.is_dead:
                 raise dead() from None
+            if task in self._aborted:
+                raise _aborted() from None
             if task in self._restarted:
                 return None
             raise
         finally:
-            for tasks in (self._running, self._moving, self._restarted):
+            for tasks in (self._running, self._moving, self._restarted, self._aborted):
                 tasks.discard(task)
 
     async def _while_alive(self, call: Callable[..., Coroutine[Any, Any, _T]], *arguments: Any) -> _T:
@@ -283,6 +294,19 @@ class EnginePool:
             return task.result()
         finally:
             task.cancel()
+
+
+async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
+    """End them, for as long as an engine may take to do so."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_ABORT_S)
+
+
+def _aborted() -> Refusal:
+    problem, remedy = "a learner paused the server and gave it up", "Send the request again."
+    return Refusal(problem, code="generation-aborted", key="pause", remedy=remedy)
 
 
 def _policy_changed(version: int) -> Refusal:

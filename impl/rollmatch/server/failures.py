@@ -49,6 +49,7 @@ REFUSALS: Mapping[str, tuple[int, str]] = MappingProxyType(
         "weights-not-set": (409, "A server that was started with placeholder weights is synced before it generates."),
         "weights-broken": (409, "After an update that failed half way, a full sync precedes generation."),
         "policy-changed": (409, "A stream ends under the policy version that it began with."),
+        "generation-aborted": (409, "A pause with mode=abort gives up the responses that are being written."),
         "model-unknown": (404, "An OpenAI request names a model that the server has, or none."),
         "openai-unavailable": (
             501,

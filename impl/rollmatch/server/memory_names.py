@@ -37,6 +37,15 @@ class MemoryNames:
         """Whether all names are those of the checkpoint."""
         return all(spec.name in self._model.tensors or spec.name in self._model.aliases for spec in specs)
 
+    def stored(self, specs: Sequence[TensorSpec]) -> tuple[list[list[TensorSpec]], frozenset[str]]:
+        """The checkpoint's tensors that each announced one is, and names of those whose dimensions are swapped.
+
+        Errors: as ``swapped_in``.
+        """
+        parts = [self.parts_of([spec]) for spec in specs]
+        swapped = self.swapped_in([part for each in parts for part in each])
+        return [[_swap(part) if part.name in swapped else part for part in each] for each in parts], swapped
+
     def parts_of(self, specs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """The checkpoint's tensors that announced ones are; one that is none of the model's stays as it is."""
         return [part for spec in specs for part in self._parts_of(spec)]
@@ -66,6 +75,11 @@ class MemoryNames:
         if shape != spec.shape:
             return [spec]
         return [TensorSpec(name=name, dtype=spec.dtype, shape=part) for name, part in places]
+
+
+def _swap(spec: TensorSpec) -> TensorSpec:
+    """As it is stored."""
+    return spec.model_copy(update={"shape": (*spec.shape[:-2], spec.shape[-1], spec.shape[-2])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,17 @@
 """The state of a server's weights: which ones are served, what is on its way, and whose group it comes through.
 
-Every transition is in this file. The form is h11's (``_state.py``): three machines see the same events, and one table
+Every transition is in this file. The form is h11's (``_state.py``): four machines see the same events, and one table
 says where each event leads. A machine sees the events that its part of the table names; one that it sees and does not
 expect is refused, and then no machine moves::
 
     Group      CLOSED <-> OPEN
 
+    Hold       FREE <-> HELD
+
     Served     NOT_SET -> SERVING <-> BROKEN
 
     Incoming   NONE -> RECEIVING -> STAGED -> COMMITTING -> NONE    native, beside the served weights
-               NONE -> GATHERING -----------> COMMITTING -> NONE    swift and trl, announced in chunks
+               NONE -> GATHERING -----------> COMMITTING -> NONE    swift, trl and vllm, announced in chunks
                NONE -> DRAINING --> WRITING --------------> NONE    native, over the served weights
 
 What an update carries (names, digests) is kept beside the states and forgotten when ``Incoming`` is back at ``NONE``.
@@ -33,6 +35,13 @@ class Group(Enum):
     OPEN = "open"
 
 
+class Hold(Enum):
+    """Whether a learner keeps the server from generating between two calls of its own."""
+
+    FREE = "free"
+    HELD = "held"
+
+
 class Served(Enum):
     """The weights in the engines; values are those of ``state`` in ``/health/``."""
 
@@ -50,7 +59,7 @@ class Incoming(Enum):
     DROPPING = "dropping"
     """It was dropped, or its group was closed, and the workers have not ended it yet."""
     GATHERING = "gathering"
-    """Some tensors were announced; any number may follow."""
+    """An update was begun, or some tensors were announced; any number may follow."""
     STAGED = "staged"
     COMMITTING = "committing"
     """Generation pauses, and what the workers hold is loaded."""
@@ -64,6 +73,8 @@ class Event(Enum):
 
     OPENED = "a group was opened"
     CLOSED = "the group was closed"
+    HELD = "a learner paused generation"
+    RELEASED = "a learner resumed generation"
     ANNOUNCED = "all tensors of an update were announced, to be staged"
     ANNOUNCED_CHUNK = "some tensors were announced"
     ANNOUNCED_IN_PLACE = "all tensors of an update were announced, to be written in place"
@@ -77,13 +88,17 @@ class Event(Enum):
     SPOILT = "the engines hold parts of both"
 
 
-State = Group | Served | Incoming
+State = Group | Hold | Served | Incoming
 
 TRANSITIONS: Mapping[type[Enum], Mapping[State, Mapping[Event, State]]] = MappingProxyType(
     {
         Group: {
             Group.CLOSED: {Event.OPENED: Group.OPEN, Event.CLOSED: Group.CLOSED},
             Group.OPEN: {Event.CLOSED: Group.CLOSED},
+        },
+        Hold: {
+            Hold.FREE: {Event.HELD: Hold.HELD, Event.RELEASED: Hold.FREE, Event.CLOSED: Hold.FREE},
+            Hold.HELD: {Event.HELD: Hold.HELD, Event.RELEASED: Hold.FREE, Event.CLOSED: Hold.FREE},
         },
         Served: {
             Served.NOT_SET: {Event.LOADED: Served.SERVING, Event.SPOILT: Served.BROKEN},
@@ -201,10 +216,10 @@ def dropped(key: str) -> UpdateRefused:
 
 
 class UpdateState:
-    """The three machines of one server, and what belongs to their states."""
+    """The four machines of one server, and what belongs to their states."""
 
     def __init__(self, *, weights_set: bool) -> None:
-        self.group, self.incoming = Group.CLOSED, Incoming.NONE
+        self.group, self.hold, self.incoming = Group.CLOSED, Hold.FREE, Incoming.NONE
         self.served = Served.SERVING if weights_set else Served.NOT_SET
         self.policy_version = 0
         """Of the served weights."""
@@ -252,6 +267,8 @@ class UpdateState:
             match state:
                 case Group():
                     self.group = state
+                case Hold():
+                    self.hold = state
                 case Served():
                     self.served = state
                 case Incoming():
@@ -260,7 +277,7 @@ class UpdateState:
             self.attached = None
         if self.incoming is Incoming.NONE:
             self.staged, self.chunk_names, self.chunk_merge = None, set(), None
-        if self.incoming in PAUSED:
+        if self.incoming in PAUSED or self.hold is Hold.HELD:
             self.resumed.clear()
         else:
             self.resumed.set()
@@ -334,6 +351,5 @@ class UpdateState:
             raise Refusal(problem, code="weights-broken", key="weights", remedy="Run a full sync.")
 
     def _state_of(self, machine: type[Enum]) -> State:
-        if machine is Group:
-            return self.group
-        return self.served if machine is Served else self.incoming
+        states: dict[type[Enum], State] = {Group: self.group, Hold: self.hold, Served: self.served}
+        return states.get(machine, self.incoming)

@@ -49,6 +49,8 @@ class GroupAddress:
     timeout_s: float
     """Longest collective."""
     join_timeout_s: float
+    source: int | None = None
+    """Rank of the learner, from which weights come; None: the last one."""
 
 
 def check_address(address: GroupAddress) -> None:

@@ -162,11 +162,20 @@ class StatelessGroup:
             if time.monotonic() > deadline:
                 raise RuntimeError("not all ranks came")
 
+    def sees_the_learner(self) -> bool:
+        """Whether ``is_whole`` may be asked: this rank holds the store, or the learner does."""
+        return 0 in (self.rank, self.source)
+
     def is_whole(self) -> bool:
-        """Rank 0 alone: whether all are connected to its store, itself among them. A process that died is not."""
+        """Whether all are connected to this rank's store, itself among them, or this rank is to the learner's.
+
+        A process that died is not.
+        """
         connections = psutil.Process().net_connections("tcp")
-        here = [each for each in connections if each.laddr and each.laddr.port == self.address.port]
-        return len([each for each in here if each.status == psutil.CONN_ESTABLISHED]) >= self.address.world_size
+        open_ones = [each for each in connections if each.status == psutil.CONN_ESTABLISHED]
+        if self.rank > 0:
+            return any(each.raddr.port == self.address.port for each in open_ones)
+        return len([each for each in open_ones if each.laddr.port == self.address.port]) >= self.address.world_size
 
     def _barrier(self) -> None:
         """As ``StatelessProcessGroup.barrier``; rank 0 names it, waits for all and removes its keys."""
@@ -194,10 +203,13 @@ class StatelessGroup:
         deadline = time.monotonic() + min(_DECIDED_S, self.address.join_timeout_s)
         while not self._store.check([_GLOO_RANK_0]) and time.monotonic() < deadline:
             if self._store.check([_NCCL_ID]):
-                problem = (
-                    f"the server at {self.address.host}:{self.address.port} joins by NCCL, this learner has no GPU"
-                )
-                remedy = "Run the learner on a GPU, or start the server on a machine without GPUs."
+                there = f"{self.address.host}:{self.address.port}"
+                if self.source > 0:
+                    problem = f"the server at {there} joins by NCCL, this learner has no GPU"
+                    remedy = "Run the learner on a GPU, or start the server on a machine without GPUs."
+                else:
+                    problem = f"the learner at {there} joins by NCCL, this server has no GPU"
+                    remedy = "Start the server on GPUs."
                 raise SyncError(problem, code="transports-differ", key=f"group_port {self.address.port}", remedy=remedy)
             time.sleep(_POLL_S)
 
@@ -231,7 +243,7 @@ def _nccl_id(store: TCPStore) -> bytes:
     try:
         return bytes(store.get(_NCCL_ID))
     except RuntimeError as error:
-        raise RuntimeError("the server offers no NCCL id: it may have no GPU") from error
+        raise RuntimeError("rank 0 offers no NCCL id: it may have no GPU") from error
 
 
 def _open_store(address: GroupAddress, listener: socket.socket | None) -> TCPStore:

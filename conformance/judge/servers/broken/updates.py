@@ -11,6 +11,7 @@ from torch.distributed import PrefixStore, TCPStore
 
 from conformance.judge.servers.broken.engine import TinyEngine
 from rollmatch.errors import RollmatchError
+from rollmatch.weights.digest import bytes_of
 from rollmatch.weights.gloo import open_gloo
 from rollmatch.weights.group_address import GroupAddress, bind
 from rollmatch.weights.stateless import StatelessGroup, begin_on
@@ -212,12 +213,12 @@ class QueuedGroup:
 class TransferGroup:
     """For the vllm dialect: the learner is rank 0, and each call ends when what it asks for is done."""
 
-    def __init__(self, updates: Updates, keys: str = "weights") -> None:
+    def __init__(self, updates: Updates, keys: str = "gloo") -> None:
         """``keys``: prefix of the group's keys in its store."""
         self.updates, self.broken, self._keys = updates, updates.broken, keys
         self._group: Any = None
         self._store: Any = None
-        self._is_started = False
+        self._is_packed = self._is_started = False
         self._num_parts = 0
         self.is_paused = False
         """Kept here alone: calls go on."""
@@ -234,6 +235,7 @@ class TransferGroup:
         address = GroupAddress(
             host=host, port=port, rank=rank, world_size=size, timeout_s=LIMIT_S, join_timeout_s=LIMIT_S
         )
+        self._is_packed = bool(info.get("packed"))
         self._store = TCPStore(host, port, size, False, timedelta(seconds=LIMIT_S), wait_for_workers=False)
         self._group = open_gloo(PrefixStore(self._keys, self._store), address)
 
@@ -249,8 +251,7 @@ class TransferGroup:
             self.updates.is_stuck = True
         tensors = self.updates.check(info["names"], info["shapes"], info.get("dtype_names") or info["dtypes"])
         try:
-            for tensor in tensors:
-                begin_on(self._group, tensor, source=0, timeout_s=LIMIT_S).wait()
+            self._receive(tensors)
         except RuntimeError as error:
             self.shutdown()
             raise RejectedUpdate("transfer-failed") from error
@@ -259,6 +260,17 @@ class TransferGroup:
         is_lost |= self._num_parts % 8 == 0 and self.broken("every eighth part of an update is lost")
         if not is_lost:
             self.updates.stage(dict(zip(info["names"], tensors, strict=True)))
+
+    def _receive(self, tensors: Sequence[Tensor]) -> None:
+        """Each in a broadcast of its own, or all in one buffer, as vLLM's sender packs what is below 1 GiB."""
+        if not self._is_packed:
+            for tensor in tensors:
+                begin_on(self._group, tensor, source=0, timeout_s=LIMIT_S).wait()
+            return
+        memory = torch.empty(sum(tensor.nbytes for tensor in tensors), dtype=torch.uint8)
+        begin_on(self._group, memory, source=0, timeout_s=LIMIT_S).wait()
+        for tensor, part in zip(tensors, memory.split([tensor.nbytes for tensor in tensors]), strict=True):
+            bytes_of(tensor).copy_(part)
 
     def finish(self) -> None:
         is_started, self._is_started = self._is_started, False

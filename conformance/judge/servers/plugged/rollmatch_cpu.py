@@ -23,8 +23,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 TIMEOUT = timedelta(seconds=60)
-STORE_OF_QUEUED, STORE_OF_TRANSFER = "gloo", "weights"
-"""Prefixes in the group's store; those of the learner."""
+BUFFER_BYTES = 2**30
+"""vLLM's default: a buffer is sent as soon as it holds more."""
+STORE = "gloo"
+"""Prefix in the group's store; that of the learner."""
 
 
 def stand_in_for_nccl():
@@ -39,7 +41,7 @@ def stand_in_for_nccl():
         def __init__(self, group, device=None, library_path=None):
             self.group, self.rank, self.world_size = group, group.rank, group.world_size
             self.device, self.available, self.disabled = torch.device("cpu"), True, False
-            place = dist.PrefixStore(STORE_OF_QUEUED, group.store)
+            place = dist.PrefixStore(STORE, group.store)
             self._gloo = dist.ProcessGroupGloo(place, self.rank, self.world_size, TIMEOUT)
 
         def broadcast(self, tensor, src, stream=None):
@@ -86,7 +88,7 @@ def _messages():
         master_port: int
         rank_offset: int
         world_size: int
-        packed: bool = False  # of NCCL's backend, and sent by TRL; here each tensor comes by itself
+        packed: bool = False  # whether tensors come in buffers, as TRL sends them
 
     @dataclass
     class Announcement(transfer.WeightTransferUpdateInfo):
@@ -106,8 +108,9 @@ class GlooReceiver:
         places = self.parallel_config
         rank = init_info.rank_offset + places.data_parallel_index * places.world_size + places.rank
         address, size = (init_info.master_address, init_info.master_port), init_info.world_size
+        self._packed = init_info.packed
         self._store = dist.TCPStore(*address, size, False, TIMEOUT, wait_for_workers=False)
-        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore(STORE_OF_TRANSFER, self._store), rank, size, TIMEOUT)
+        self._gloo = dist.ProcessGroupGloo(dist.PrefixStore(STORE, self._store), rank, size, TIMEOUT)
 
     def start_weight_update(self):
         """Layers take weights as a checkpoint has them until the update is finished."""
@@ -123,10 +126,25 @@ class GlooReceiver:
         import torch
 
         rows = zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True)
+        waiting = []
         for name, dtype, shape in rows:
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            broadcast_on(self._gloo, tensor, 0)
-            self.model.load_weights([(name, tensor)])
+            waiting.append((name, torch.empty(shape, dtype=getattr(torch, dtype))))
+            if not self._packed or sum(tensor.nbytes for _, tensor in waiting) > BUFFER_BYTES:
+                self._receive(waiting)
+                waiting = []
+        if waiting:
+            self._receive(waiting)
+
+    def _receive(self, named):
+        """All in one broadcast."""
+        import torch
+
+        memory = torch.empty(sum(tensor.nbytes for _, tensor in named), dtype=torch.uint8)
+        broadcast_on(self._gloo, memory, 0)
+        parts = memory.split([tensor.nbytes for _, tensor in named])
+        for (_, tensor), part in zip(named, parts):
+            tensor.view(-1).view(torch.uint8).copy_(part)
+        self.model.load_weights(named)
 
     def finish_weight_update(self):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload

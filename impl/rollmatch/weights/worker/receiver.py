@@ -96,7 +96,9 @@ class Receiver:
         listener = bind(address.host, address.port) if address.rank == 0 else None
         if transport == STATELESS:
             left = threading.Event()
-            receiver = cls.joining(lambda: StatelessGroup(address, listener=listener, device=device, is_left=left))
+            receiver = cls.joining(
+                lambda: StatelessGroup(address, listener=listener, device=device, source=address.source, is_left=left)
+            )
             receiver._left = left
             return receiver
         return cls.joining(lambda: GlooGroup.open(address, listener=listener))
@@ -206,9 +208,9 @@ class Receiver:
         return self._thread.is_alive()
 
     def has_lost_a_member(self) -> bool:
-        """Whether a group that had come about lacks a process; only rank 0 of swift's and TRL's groups knows."""
+        """Whether a group that had come about lacks its learner; only workers that share a store with it know."""
         group = self._group
-        return isinstance(group, StatelessGroup) and group.rank == 0 and not group.is_whole()
+        return isinstance(group, StatelessGroup) and group.sees_the_learner() and not group.is_whole()
 
     def _put(self, job: Callable[[], None]) -> None:
         self._num_begun += 1
