@@ -88,6 +88,16 @@ def test_a_redirect_is_not_followed(host):
     assert asked == ["/moved.png"]
 
 
+def test_a_proxy_of_the_servers_environment_is_not_used(host, monkeypatch):
+    port, asked = host
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with refused("image-unreadable", "image"):
+        read("http://allowed.invalid/a.png", ("allowed.invalid",))
+    assert asked == []
+
+
 def test_an_image_that_is_longer_than_a_body_may_be_is_refused(host):
     port, _ = host
     with refused("image-unreadable", "image", problem="more than 100 bytes"):

@@ -218,6 +218,11 @@ def test_a_key_guards_every_route_but_health(start):
         reply = client.post("/reset_prefix_cache/", headers=headers)
         assert (reply.status_code, reply.json().get("code")) == (401, code)
     assert client.post("/reset_prefix_cache/", headers={"authorization": "Bearer secret"}).status_code == 200
+    described = client.get("/openapi.json", headers={"authorization": "Bearer secret"}).json()["paths"]
+    routes = {(method, route) for route in described for method in described[route] if not route.startswith("/health")}
+    assert len(routes) > 20
+    for method, route in routes | {("get", "/openapi.json"), ("get", "/docs"), ("get", "/metrics/"), ("get", "/none")}:
+        assert client.request(method, route).status_code == 401, route
 
 
 def test_metrics_count_calls_by_route_and_status(stand_in, post):

@@ -119,6 +119,10 @@ class AttackedServer:
         self.note(status, json.dumps(body), "sync")
         return status
 
+    def leave(self):
+        """A group that is still open when Python ends ends it by a signal."""
+        self.learner.group.close()
+
     def turns(self):
         lines = requests.get(f"{self.url}/metrics/", headers=self.server.headers, timeout=60).text.splitlines()
         named = [line for line in lines if line.startswith("rollmatch_turn_cpu_seconds_bucket")]
@@ -394,6 +398,7 @@ def attack(seed, *, num, minutes, looks, chance, kinds="", show=print):
                 break
         looks.watch(None)
         judge(attacked)
+        attacked.leave()
     show(f"attacks, seed {seed}, {'with' if key else 'without'} a key: {sum(struck.values())}, {dict(struck)}")
     return sum(struck.values()), report(attacked, looks, show)
 

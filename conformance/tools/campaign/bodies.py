@@ -50,6 +50,7 @@ def bodies(seed, *, num, minutes, looks, dialects="", show=print):
         attacked.check_responses()
         looks.watch(None)
         judge(attacked)
+        attacked.leave()
     for dialect, statuses in sent.items():
         show(f"{dialect}, seed {seed}: {sum(statuses.values())} bodies, {dict(sorted(statuses.items()))}")
     return sum(sum(each.values()) for each in sent.values()), report(attacked, looks, show)

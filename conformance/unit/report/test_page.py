@@ -68,6 +68,10 @@ def test_a_whole_run_makes_a_sound_page(whole):
     assert {"default-src 'none'", "img-src data:"} <= {part.strip() for part in policy.split(";")}
 
 
+def test_a_page_is_readable_by_its_owner_only(tmp_path):
+    assert write_page(write_run(tmp_path / "digits")).stat().st_mode & 0o777 == 0o600
+
+
 def test_what_the_policy_wrote_before_and_after_stand_beside_each_other(tmp_path):
     run = write_run(tmp_path / "run", num_scenes=1)
     for step, answer in ((0, "written before"), (60, "written after")):

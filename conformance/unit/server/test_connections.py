@@ -37,6 +37,7 @@ class ServedConnection:
         self.parts = make_parts(limits=LimitsConfig(**limits))
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.is_ending = False
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
 
@@ -44,7 +45,7 @@ class ServedConnection:
         self._loop = asyncio.get_running_loop()
         listener, health = bind_http("127.0.0.1", self.port), partial(health_of, self.parts)
         serving = listen(
-            make_app(self.parts), listener, self.parts.settings.limits, health=health, is_ending=lambda: False
+            make_app(self.parts), listener, self.parts.settings.limits, health=health, is_ending=lambda: self.is_ending
         )
         self._task = self._loop.create_task(serving)
         with contextlib.suppress(asyncio.CancelledError):
@@ -83,8 +84,12 @@ class ServedConnection:
         listener = [each for each in psutil.Process().children() if "front.py" in " ".join(each.cmdline())]
         return [each for each in listener if any(one.laddr.port == self.port for one in each.net_connections())]
 
+    def join(self):
+        self._thread.join(timeout=30)
+
     def end(self):
-        self._loop.call_soon_threadsafe(self._task.cancel)
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
+            self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(timeout=10)
         assert not self._thread.is_alive()
 
@@ -185,9 +190,6 @@ def test_a_head_without_end_is_cut(serve):
             connection.sendall(b"x-%d: " % number + b"y" * 1000 + b"\r\n")
             time.sleep(0.001)
     assert closed_after_s(connection) < 3
-
-
-BEGUN = b"POST /generate/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n{"
 
 
 @pytest.mark.scenario(clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#8"])
@@ -301,6 +303,10 @@ def test_health_is_answered_while_the_interpreter_lock_is_held(serve):
 
 def test_a_front_that_is_killed_is_started_again(serve):
     served = serve()
+    served.parts.pool.replicas[0].delay_s = 3.0
+    call = in_thread(requests.post, f"{served.url}/generate/", json={"prompts": [[5]]}, timeout=60)
+    while not requests.get(f"{served.url}/health/", timeout=60).json()["running"]:
+        assert not call.done(), call.result()
     before = served.fronts()
     assert before
     for front in before:
@@ -308,6 +314,38 @@ def test_a_front_that_is_killed_is_started_again(serve):
         front.wait()
     assert served.wait()["status"] == "ok"
     assert served.fronts() not in ([], before)
+    assert call.result().status_code == 200, "it had its connection already"
+
+
+def test_a_signal_leaves_calls_three_seconds(serve):
+    served = serve()
+    short, long = served.parts.pool.replicas[:2]
+    short.delay_s, long.delay_s = 1.5, 60.0
+    calls = [in_thread(requests.post, f"{served.url}/generate/", json={"prompts": [[5]]}) for _ in range(2)]
+    while requests.get(f"{served.url}/health/", timeout=60).json()["running"] < 2:
+        assert not any(call.done() for call in calls)
+    served.is_ending, began = True, time.monotonic()
+    served.join()
+    assert time.monotonic() - began < 15
+    ends = [type(call.exception()) if call.exception() else call.result().status_code for call in calls]
+    assert 200 in ends
+    assert ends != [200, 200]
+
+
+def test_bodies_of_all_calls_are_counted_together(serve):
+    served = serve(max_buffered_bytes=100_000)
+    first, body = served.connect(BEGUN + b" " * 49_000), {"prompts": [[5] * 20_000]}
+
+    def wait_for(status):
+        deadline = time.monotonic() + 30
+        while (reply := requests.post(f"{served.url}/generate/", json=body, timeout=60)).status_code != status:
+            assert time.monotonic() < deadline
+        return reply.json()
+
+    assert wait_for(429)["code"] == "server-busy"
+    assert requests.post(f"{served.url}/generate/", json={"prompts": [[5]]}, timeout=60).status_code == 200
+    first.close()
+    assert wait_for(400)["code"] == "prompt-too-long", "it is read again"
 
 
 @pytest.mark.parametrize(("should_exit", "is_ending"), [(False, False), (True, False), (False, True), (True, True)])

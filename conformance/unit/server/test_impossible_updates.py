@@ -6,6 +6,8 @@ from pydantic import ValidationError
 from conformance.doubles.stand_in import refusal
 from conformance.doubles.update_bodies import OPEN, calls_of, full_sync, merging
 from rollmatch.server.payloads import CommunicatorRequest
+from rollmatch.weights.group_address import GroupAddress
+from rollmatch.weights.transfer_plan import from_wire
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,16 @@ def test_an_impossible_group_reaches_no_worker(stand_in, post, change, key):
     assert (status in (400, 422), returned["key"]) == (True, key)
     assert calls_of(stand_in[0], "rollmatch_open") == []
     assert post("/native/communicator/", OPEN)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("named", "opened"), [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("127.0.0.2", "127.0.0.2")]
+)
+def test_a_host_of_every_interface_is_the_servers_own(stand_in, post, named, opened):
+    """TRL and ms-swift name 0.0.0.0, where a store without a secret would listen."""
+    assert post("/init_communicator/", {"host": named, "port": 23000, "world_size": 3})[0] == 200
+    hosts = {from_wire(wire, GroupAddress).host for _, wire, *_ in calls_of(stand_in[0], "rollmatch_open")}
+    assert hosts == {opened}
 
 
 def test_an_endless_time_limit_is_refused():

@@ -5,6 +5,7 @@ import os
 import pickle
 import socket
 import threading
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import ClassVar
@@ -117,6 +118,14 @@ def test_a_stranger_can_neither_read_nor_drop_a_sync(pair):
     second.broadcast(torch.ones(4))
     receiving.result(timeout=5)
     assert tensor.tolist() == [1.0] * 4
+
+
+def test_who_says_nothing_is_sent_away_in_time(pair):
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", pair[0].address.port), timeout=30) as raw:
+        while raw.recv(1024):
+            pass
+    assert time.monotonic() - began < 10
 
 
 def test_a_worker_receives_at_the_learners_go_and_not_at_its_drop(pair):
