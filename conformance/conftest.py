@@ -103,7 +103,8 @@ def instance(tmp_path_factory):
     from conformance.doubles.instance import ENGINE, running
 
     log = tmp_path_factory.mktemp("server") / "log"
-    short_steps = {"engine_arguments": ENGINE | {"max_num_batched_tokens": 256}}  # prompts are split over several
-    with running(log, data_parallel_size=2, drain_s=0.1, tool_call_parser="hermes", **short_steps) as started:
+    own = {"engine_arguments": ENGINE | {"max_num_batched_tokens": 256}}  # prompts are split over several steps
+    own |= {"data_parallel_size": 2, "tool_call_parser": "hermes", "dtype": "float"}
+    with running(log, drain_s=0.1, **own) as started:
         yield started
         started.leave()

@@ -16,6 +16,8 @@ from rollmatch.environments.limits import DEFAULTS
 from rollmatch.environments.loading import load_tool_environment
 from rollmatch.objectives.grpo.reward import Reward
 from rollmatch.report import write_page
+from rollmatch.report.episodes import make_episode_sheet
+from rollmatch.report.history import load_history
 from rollmatch.rollout.backend import Decoding
 
 FUNCTIONS = "conformance.doubles.tool_functions"
@@ -72,6 +74,20 @@ def test_a_slow_tool_and_a_failed_episode_are_written_down_and_shown(tmp_path):
     for text in ("Episodes", "wait", "FileNotFoundError", "Best episode", "waited", html.escape(HOSTILE), "p99"):
         assert text in seen
     assert HOSTILE not in page
+
+
+def test_the_tail_is_of_all_windows_and_of_the_last_one(tmp_path):
+    """Two ranks write in each of two windows."""
+    head = {"event": "episodes", "time": 1_750_000_009.0}
+    durations = {(1, 0): [1.0, 2.0], (1, 1): [40.0, 80.0], (2, 0): [3.0, 5.0, 6.0], (2, 1): [4.0]}
+    events = [head | {"step": step, "rank": rank, "durations": own} for (step, rank), own in durations.items()]
+    sheet = make_episode_sheet(load_history(write_journal(tmp_path, [run_event(), *events])))
+    assert sheet.tail == (
+        ("p50", "4.00", "4.00"),
+        ("p90", "80.00", "6.00"),
+        ("p99", "80.00", "6.00"),
+        ("max", "80.00", "6.00"),
+    )
 
 
 def test_vineppo_writes_the_same(tmp_path):

@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ class Dice:
         self.sides, self.throws = sides, []
 
     def reset(self, *, seed=None, options=None):
-        self.np_random = np.random.default_rng(seed)
+        self.np_random, self.sides = np.random.default_rng(seed), options.get("sides", self.sides)
         return f"a die of {self.sides} sides", {}
 
     def step(self, action):
@@ -64,8 +65,9 @@ class ClockEnv(Handle):
         return f"{ClockEnv.shown}", 0.0, False, False, {}
 
 
-def begun(name, **options):
-    return begin(load_environment(f"{HERE}:{name}", options, key=KEY), sample_of(), run_seed=7)
+def begun(name, metadata=None, **options):
+    sample = replace(sample_of(), metadata=metadata or {})
+    return begin(load_environment(f"{HERE}:{name}", options, key=KEY), sample, run_seed=7)
 
 
 def throws(environment, num=2):
@@ -113,7 +115,8 @@ def test_a_reset_forgets_what_was_and_seeds_have_31_bits():
     clauses=["environments/an-environment-is-a-class-that-answers-the-policy#8"],
 )
 def test_what_cannot_be_copied_is_replayed():
-    made, _ = begun("Handle")
+    made, shown = begun("Handle", metadata={"sides": 100})
+    assert shown == "a die of 100 sides", "metadata are options of a reset"
     throws(made, 1)
     twin = made.clone(generator_of(1))
     assert twin.fingerprint() == made.fingerprint()

@@ -16,7 +16,7 @@ HELD = """
 import signal, sys, subprocess, threading, time
 from rollmatch.serve import shutdown
 shutdown.LONGEST_S = float(sys.argv[1])
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv[3]))
 child = subprocess.Popen(["sleep", "1000"])
 ending = shutdown.Shutdown(lambda: print("cleaned", flush=True))
 ending.__enter__()
@@ -73,10 +73,10 @@ runpy.run_module("rollmatch.serve.process", run_name="__main__", alter_sys=True)
 """Nothing is imported before: Python's exit functions run in the opposite order of the imports that register them."""
 
 
-def held(tmp_path, *words):
-    """A process of ``HELD`` that has begun."""
+def held(tmp_path, *words, hangup="SIG_DFL"):
+    """A process of ``HELD`` that has begun, with that handler of SIGHUP."""
     log = tmp_path / "log"
-    running = Running(start([sys.executable, "-c", HELD, *words], log, fork=False), log)
+    running = Running(start([sys.executable, "-c", HELD, *words, hangup], log, fork=False), log)
     running.wait_until(lambda: "begun" in running.output())
     return running
 
@@ -103,6 +103,15 @@ def test_a_signal_before_it_serves_ends_it_at_once(number, tmp_path, ended):
     running.process.send_signal(number)
     check_ended(running, number)
     assert "cleaned" in running.output()
+
+
+def test_a_server_under_nohup_outlives_its_terminal(tmp_path, ended):
+    running = ended(held(tmp_path, "1000", "serving", hangup="SIG_IGN"))
+    running.process.send_signal(signal.SIGHUP)
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_until(lambda: "requested" in running.output())
+    running.process.send_signal(signal.SIGTERM)
+    check_ended(running, signal.SIGTERM)
 
 
 @pytest.mark.scenario(clauses=["rollout-server/a-signal-ends-the-server-at-any-moment#2"])

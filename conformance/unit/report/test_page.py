@@ -181,9 +181,18 @@ def mangled(make_event):
     )
 
 
+SOMETIMES = {"gpu_memory": {"peak_gb": 9.5, "layers": 4, "kept_layers": 2}, "staleness": {"0": 3, "2": 1}}
+SOMETIMES |= {"overlap": {"rollout_s": 1.0, "learn_s": 2.0, "efficiency": 0.5}, "reward": 0.5, "entropy": 1.5}
 steps = [mangled(lambda number, kind=kind: step_events(number)[kind]) for kind in range(len(step_events(1)))]
+steps.append(mangled(lambda number: step_events(number)[-1] | SOMETIMES))
 runs = mangled(lambda number: run_event(resumed_from=number or None))
-journals = st.lists(st.one_of(*steps, steps[-1], mangled(evaluated_event), runs), max_size=10)
+stale = st.one_of(json_values, st.dictionaries(st.sampled_from(["0", "2", "x"]), json_values, max_size=2))
+overlapping = st.builds(lambda some: step_events(1)[-1] | SOMETIMES | {"staleness": some}, stale)
+journals = st.lists(st.one_of(*steps, overlapping, mangled(evaluated_event), runs), max_size=10)
+timeline = {"event": "timeline", "time": 1_750_000_009.0, "rank": 0, "step": 1, "began": 1.0, "ended": 3.0}
+journals |= journals.map(
+    lambda events: [*events, timeline | {"calls": [[0, 1.0, 2.0, 1]], "learner": [["learn", 1.0, 2.0]]}]
+)
 
 
 @settings(max_examples=settings.default.max_examples // 2)  # each writes a page

@@ -131,8 +131,8 @@ def _packing(packed: Sequence[Event]) -> str:
         return ""
     rows, segments = sum(_numbers(packed, "rows")), sum(_numbers(packed, "segments"))
     rows_of = f"{plain(segments, digits=0)} segments in {plain(rows, digits=0)} rows, {median(fill):.0%} full (median)"
-    waiting = int(packed[-1].get("carried") or 0)
-    return f"{rows_of}; {waiting:,} waited after the last step" if waiting else rows_of
+    waiting = finite(packed[-1].get("carried"))
+    return f"{rows_of}; {plain(waiting, digits=0)} waited after the last step" if waiting else rows_of
 
 
 def _gpu_memory(steps: Sequence[Event]) -> str:
@@ -146,9 +146,10 @@ def _gpu_memory(steps: Sequence[Event]) -> str:
     figures = steps[-1].get("gpu_memory") if steps else None
     if not isinstance(figures, dict):
         return ""
-    peak = f"peak {plain(figures['peak_gb'], digits=1)} GB in tensors"
-    kept = "{kept_layers} of {layers} layers kept their activations in the last step"
-    return f"{peak}; {kept.format(**figures)}" if "layers" in figures else peak
+    peak = f"peak {plain(figures.get('peak_gb'), digits=1)} GB in tensors"
+    kept, layers = (plain(figures.get(name), digits=0) for name in ("kept_layers", "layers"))
+    of_layers = f"{kept} of {layers} layers kept their activations in the last step"
+    return f"{peak}; {of_layers}" if "layers" in figures else peak
 
 
 def _sync(synced: Sequence[Event]) -> str:

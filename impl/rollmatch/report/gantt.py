@@ -114,8 +114,10 @@ def _figures(steps: Iterable[Event]) -> tuple[tuple[str, str], ...]:
 
     ages: dict[str, int] = {}
     for event in steps:
-        for age, number in (event.get("staleness") or {}).items():
-            ages[str(age)] = ages.get(str(age), 0) + int(finite(number) or 0)
+        staleness = event.get("staleness")
+        for age, number in staleness.items() if isinstance(staleness, dict) else ():
+            if str(age).isdecimal():
+                ages[str(age)] = ages.get(str(age), 0) + int(finite(number) or 0)
     rows = [
         ("rollout R, s", plain(mean("rollout_s"), digits=2)),
         ("learning L, s", plain(mean("learn_s"), digits=2)),
