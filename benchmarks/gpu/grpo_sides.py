@@ -20,6 +20,7 @@ TOKENS = 16_384
 WAYS = {
     "off": {},
     "ahead": {OVERLAP: "ahead"},
+    "kept-ahead": {OVERLAP: "ahead", "custom.extra.rollout_matching.vllm.sync.in_flight": "keep"},
     "adapter": ADAPTER,
     "adapter-ahead": ADAPTER | {OVERLAP: "ahead"},
     "checkpointed": {"training.gradient_checkpointing": True},

@@ -65,8 +65,10 @@ class SampledResponses:
         found = found_in(model, self.requests, rollouts, temperature=1.0)
         return np.abs(np.array(found) - np.array([rollout.response_logprobs for rollout in rollouts]))
 
-    def check(self, rollouts, weights_of):
+    def check(self, rollouts, weights_of, *, tolerance=TOLERANCE):
         """Every token was sampled from the weights of the version that is named for it.
+
+        ``tolerance``: of log-probabilities, in nats.
 
         Many tokens beside a change are not of the version on its other side: a count that is off by one would show.
         """
@@ -81,5 +83,5 @@ class SampledResponses:
             own += [errors[v][place, end - n : end].max() for v, end, n in zip(versions, ends, lengths, strict=True)]
             for before, after, end in zip(versions, versions[1:], ends, strict=False):
                 other += [errors[after][place, end - 1], errors[before][place, end]]
-        assert max(own) < TOLERANCE
-        assert not other or np.mean(np.array(other) > TOLERANCE) > 0.25
+        assert max(own) < tolerance
+        assert not other or np.mean(np.array(other) > tolerance) > 0.25
