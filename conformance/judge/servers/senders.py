@@ -147,6 +147,8 @@ class VllmPeer:
     """Routes around an update."""
     keys = "gloo"
     """Prefix of the group's keys in its store."""
+    joining_limit_s = 40.0
+    """After which the call that opens a group is given up."""
 
     def __init__(self, talk: Talk) -> None:
         self.talk, self.group, self.host = talk, None, talk.subject.group_host
@@ -156,7 +158,8 @@ class VllmPeer:
         self.port = fields.pop("port", None) or free_port()
         self.size = world_size(self.talk) + 1
         body = {"master_address": self.host, "master_port": self.port, "rank_offset": 1, "world_size": self.size}
-        return self.talk.post(label, "/init_weight_transfer_engine", {"init_info": body | fields}, timeout_s=40)
+        request_body = {"init_info": body | fields}
+        return self.talk.post(label, "/init_weight_transfer_engine", request_body, timeout_s=self.joining_limit_s)
 
     def open(self) -> None:
         call = self.talk.beside(self.init)
@@ -239,7 +242,9 @@ class SglangPeer(VllmPeer):
         self.size = 1 + self.talk.get("world-size", "/server_info", note=False).reply["tp_size"]
         body = {"master_address": self.host, "master_port": self.port, "rank_offset": 1, "world_size": self.size}
         named = {"group_name": GROUP, "backend": "gloo"}
-        return self.talk.post(label, "/init_weights_update_group", body | named | fields, timeout_s=40)
+        return self.talk.post(
+            label, "/init_weights_update_group", body | named | fields, timeout_s=self.joining_limit_s
+        )
 
     def open(self) -> None:
         """After what a learner that is gone may have left."""
@@ -302,6 +307,8 @@ class PeerGroup:
 class NativePeer:
     """Our own dialect: one call announces all."""
 
+    joining_limit_s = 40.0
+
     def __init__(self, talk: Talk) -> None:
         self.talk = talk
         server = Server(talk.subject.url)
@@ -310,7 +317,9 @@ class NativePeer:
 
     def init(self, label: str = "init", **fields: Any) -> RecordedCall:
         self.learner.world_size = world_size(self.talk) + 1
-        return self.talk.post(label, "/native/communicator/", self.learner.request_body(**fields), timeout_s=40)
+        return self.talk.post(
+            label, "/native/communicator/", self.learner.request_body(**fields), timeout_s=self.joining_limit_s
+        )
 
     def open(self) -> None:
         self.talk.post("close-before", "/native/communicator/close/", {"client": "judge", "force": True}, note=False)

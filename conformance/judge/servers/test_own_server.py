@@ -39,14 +39,14 @@ OF_LEARNERS = {
 """What the other dialects are asked here: their ways to take weights differ, the rest is shared."""
 ASKED = [
     (dialect, check)
-    for dialect in ("swift", "trl", "native")
+    for dialect in ("swift", "trl", "vllm", "native")
     for check in checks_for(dialect)
     if not {"process", "key"} & {*check.needs}
     and check.check_id not in RECORDED_ONLY
     and (dialect == "swift" or check.check_id in OF_LEARNERS)
 ]
 COSTLY = {("swift", "every-tensor-is-updated"), ("native", "running-calls-survive-an-update")}
-COSTLY |= {("trl", name) for name in OF_LEARNERS - {"new-weights-are-served"}}
+COSTLY |= {(dialect, name) for dialect in ("trl", "vllm") for name in OF_LEARNERS - {"new-weights-are-served"}}
 """Five seconds and more: asked where ``wide`` tests run."""
 
 

@@ -121,6 +121,34 @@ def test_token_ids_with_an_image_have_the_ids_and_logprobs_of_the_native_route(s
     assert reply["prompt_token_ids"].count(image_id) == run["length"] > 1
 
 
+@pytest.mark.scenario(clauses=["server-dialects/our-server-serves-trainers-of-stock-vllm-servers#10"])
+def test_images_that_were_rendered_belong_to_any_prompt_with_as_many(server, base, scene_requests, greedy):
+    (request, *_) = scene_requests
+    prompt_ids, url = list(request.prompt_token_ids), data_url(Path(request.sample.images[0]))
+    requests = [{"request_id": "0", "prompt_token_ids": prompt_ids, "images": [url]}]
+    _, native = server.post("/native/infer/", {"requests": requests, "sampling": greedy})
+    (expected,) = native["responses"]
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    body = {"model": str(MODEL), "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    status, rendered = server.post("/v1/chat/completions/render", body)
+    assert status == 200, rendered
+    (place,) = rendered["features"]["mm_placeholders"]["image"]
+    assert rendered["token_ids"][place["offset"]] == template_of().image_id
+    for token_ids in (prompt_ids, expected["prompt_token_ids"]):
+        sampling = greedy | {"temperature": 0.0, "output_kind": 2, "n": 2}
+        body = {"token_ids": token_ids, "features": rendered["features"], "sampling_params": sampling}
+        status, reply = server.post("/inference/v1/generate", body)
+        assert status == 200, reply
+        assert [choice["token_ids"] for choice in reply["choices"]] == [expected["response_token_ids"]] * 2
+
+
+def test_a_prompt_without_images_is_rendered_without_features(server, base):
+    body = {"messages": [{"role": "user", "content": "5"}]}
+    status, rendered = server.post("/v1/chat/completions/render", body)
+    assert (status, rendered["features"]) == (200, None)
+    assert rendered["token_ids"]
+
+
 @pytest.mark.scenario(
     "server-dialects/a-seed-counts-up-over-the-choices",
     clauses=["server-dialects/the-openai-dialect-serves-openai-clients#2"],

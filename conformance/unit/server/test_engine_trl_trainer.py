@@ -3,6 +3,7 @@
 TRL up to 1.10 speaks the trl dialect, and newer ones speak to our server as to a stock ``vllm serve``.
 """
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -34,6 +35,18 @@ def train_and_save(trainer):
 
 GRPOTrainer.train = train_and_save
 trl_on_a_cpu.train(url, int(port), model, int(steps), out)
+"""
+
+IMAGES = """
+import json, sys
+from PIL import Image
+from trl.generation.vllm_client import VLLMClient
+url, path, prompt = sys.argv[1:]
+client = VLLMClient(base_url=url)
+seen, unseen = client.image_features([[Image.open(path)], None])
+assert unseen is None
+prompts = [json.loads(prompt), [5, 6]]
+print(json.dumps(client.generate(prompts, features=[seen, unseen], n=2, temperature=0.0, max_tokens=6, logprobs=0)))
 """
 
 
@@ -80,3 +93,28 @@ def test_the_server_holds_what_trl_s_trainer_has_learned(tmp_path: Path):
 @pytest.mark.scenario("server-dialects/a-trainer-of-stock-servers-trains-with-ours")
 def test_the_server_holds_what_a_newer_trainer_of_trl_has_learned(tmp_path: Path):
     check_what_was_learned(trl_python(), tmp_path)
+
+
+@pytest.mark.trl_new
+def test_images_of_its_client_are_seen(instance, scene_requests, tmp_path: Path):
+    """TRL sends images alone, and then what the server made of them beside the expanded prompt."""
+    (request, *_), python = scene_requests, trl_python()
+    (path,) = request.sample.images
+    sampling = {"max_tokens": 6, "temperature": 0.0, "logprobs": True}
+    prompts = [
+        {"prompt_token_ids": list(request.prompt_token_ids), "images": [str(path)]},
+        {"prompt_token_ids": [5, 6]},
+    ]
+    requests_ = [{"request_id": str(item), **prompt} for item, prompt in enumerate(prompts)]
+    _, native = instance.server.post("/native/infer/", {"requests": requests_, "sampling": sampling})
+    expected = native["responses"]
+    command = [python, "-c", IMAGES, instance.url, str(path), json.dumps(expected[0]["prompt_token_ids"])]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    answered = json.loads(ran.stdout.splitlines()[-1])
+    assert answered["prompt_ids"] == [one["prompt_token_ids"] for one in expected]
+    ids = [row for one in expected for row in [one["response_token_ids"]] * 2]
+    assert answered["completion_ids"] == ids
+    values = [[value for (value,) in row] for row in answered["logprobs"]]
+    for row, one in zip(values[::2], expected):
+        assert row == pytest.approx(one["logprobs"], abs=1e-4)

@@ -18,6 +18,7 @@ from rollmatch.server.replica import EnginePart
 pytestmark = pytest.mark.anyio
 
 CHAT, COMPLETION, TOKENS = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
+FEATURES = {"mm_hashes": {"image": ["a"]}, "mm_placeholders": {"image": [{}]}, "kwargs_data": {"image": ["AA=="]}}
 PASSED = (501, "openai-unavailable", "vllm")
 """What follows where nothing is refused: pretending engines are not vLLM's."""
 
@@ -63,7 +64,8 @@ FOREIGN = image("https://example.org/a.png")
         ("/detokenize", {"tokens": ["a"]}, (422, "body-invalid", None)),
         (COMPLETION, {"prompt": "a", "max_completion_tokens": 1}, (422, "body-invalid", "max_completion_tokens")),
         (TOKENS, {"token_ids": [5], "model": "other"}, (404, "model-unknown", "model")),
-        (TOKENS, {"token_ids": [5], "features": {"mm_hashes": {}}}, (422, "body-invalid", "features")),
+        (TOKENS, {"token_ids": [5], "features": {"mm_hashes": {}}}, (422, "body-invalid", "features.mm_placeholders")),
+        (TOKENS, {"token_ids": [5], "features": FEATURES}, (400, "images-misfit", None)),
         (TOKENS, {"token_ids": [5], "sampling_params": {"temperature": 3}}, (400, "sampling-value-invalid", None)),
         (TOKENS, {"token_ids": [5] * 512}, (400, "prompt-too-long", "token_ids[0]")),
         (TOKENS, {"token_ids": [5], "content_parts": [{"type": "image_url", "url": "data:,"}]}, (400, None, None)),

@@ -92,6 +92,11 @@ class PromptMaker:
         """The id of each embedding of an image in an expanded prompt; None of a model without images."""
         return None if self._images is None else self._images.image_id
 
+    @property
+    def placeholder_id(self) -> int | None:
+        """The id that stands for an image before a prompt is expanded; None of a model without images."""
+        return None if self._images is None else self._images.placeholder_id
+
     def make(
         self, request: GenerateRequest, budget: PixelBudget, *, item: int, where: str = "requests"
     ) -> EnginePrompt:

@@ -212,6 +212,17 @@ class CompletionBody(OpenAIBody):
         return [ids] if ids else [prompt for prompt in self.prompt if not isinstance(prompt, int)]
 
 
+class RenderBody(Payload):
+    """A call of ``/v1/chat/completions/render``."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    model: str | None = None
+    tools: list[JsonObject] | None = None
+    chat_template_kwargs: JsonObject | None = None
+    max_tokens: Longest | None = None
+    """Without effect: nothing is generated."""
+
+
 class DetokenizeBody(Payload):
     """A call of ``/detokenize``."""
 
@@ -219,8 +230,14 @@ class DetokenizeBody(Payload):
     model: str | None = None
 
 
+class TokenStructure(Payload):
+    """``structured_outputs``."""
+
+    regex: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
 class TokenSampling(GivenVllmSampling):
-    """``sampling_params``, by vLLM's names; the last five concern texts and experts, which are not returned."""
+    """``sampling_params``, by vLLM's names; the last six concern texts, experts and parts, which are not returned."""
 
     n: Annotated[Int64, Field(ge=1)] = 1
     seed: Int64 | None = None
@@ -228,11 +245,13 @@ class TokenSampling(GivenVllmSampling):
     stop: StopTexts | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     logprobs: NumLogprobs | None = None
     logit_bias: dict[int, float] | None = None
+    structured_outputs: TokenStructure | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     detokenize: bool | None = None
     include_stop_str_in_output: bool | None = None
     routed_experts_prompt_start: Int64 | None = None
+    output_kind: Int64 | None = None
 
 
 class MediaPart(Payload):
@@ -243,11 +262,21 @@ class MediaPart(Payload):
     uuid: str | None = None
 
 
+class Features(Payload):
+    """Images of a prompt, as ``/v1/chat/completions/render`` returned them, for any prompt with as many."""
+
+    mm_hashes: dict[Literal["image"], list[str]]
+    mm_placeholders: dict[Literal["image"], list[JsonObject]]
+    """Without effect: the prompt's own placeholders say where images are."""
+    kwargs_data: dict[Literal["image"], tuple[str, ...]]
+    mm_metadata: Unserved = None
+
+
 class TokenBody(Payload):
     """A call of ``/inference/v1/generate``."""
 
     token_ids: PackedIds
-    """The prompt, one placeholder per image."""
+    """The prompt, one placeholder per image; with ``features``, it may be expanded."""
     sampling_params: TokenSampling = TokenSampling()
     model: str | None = None
     request_id: Annotated[str, Field(max_length=1024)] | None = None
@@ -259,9 +288,14 @@ class TokenBody(Payload):
     output_mode: Literal["tokens"] = "tokens"
     stream: Unserved = None
     stream_options: Unserved = None
-    features: Unserved = None
+    features: Features | None = None
     kv_transfer_params: Unserved = None
     ec_transfer_params: Unserved = None
+
+    def images(self) -> tuple[str, ...]:
+        """In the order of their placeholders; those of ``features`` come behind."""
+        data = self.features.kwargs_data.get("image", ()) if self.features else ()
+        return (*(part.url for part in self.content_parts), *data)
 
 
 def text_size(value: object) -> int:

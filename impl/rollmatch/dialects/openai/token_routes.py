@@ -1,5 +1,7 @@
 """``/inference/v1/generate``: token ids in, token ids out, as ``TrainClient`` of verifiers' v1 API calls it.
 
+TRL 1.11 and newer send images to ``/v1/chat/completions/render`` first, and what that returns with the ids.
+
 vLLM's own route changes its form from version to version; this one is ours. A log-probability stands beside the id in
 both forms that clients read, ``token_id`` and ``token`` ("token_id:7"). Sources: renderers 0.1.12 ``client.py``, vLLM
 0.32 ``entrypoints/scale_out/token_in_token_out/protocol.py``.
@@ -9,18 +11,20 @@ import asyncio
 import time
 import uuid
 from collections.abc import Sequence
+from hashlib import blake2b
 from itertools import groupby
 
 import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from rollmatch.dialects.openai.bodies import DetokenizeBody, TokenBody
+from rollmatch.dialects.openai.bodies import DetokenizeBody, RenderBody, TokenBody
 from rollmatch.dialects.openai.serving import check_name, names_of
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone
 from rollmatch.server.openapi import accepts
+from rollmatch.server.payloads import Sampling
 from rollmatch.server.prompts import GenerateRequest
 from rollmatch.server.replica import EngineOutput
 from rollmatch.server.sampling import LONGEST, make_sampling, seeds_of
@@ -48,6 +52,17 @@ def token_routes(server: ServerState) -> APIRouter:
             fields |= _prompt_of(body, outputs[0][0], server.prompts.image_id)
         return server.with_version(await asyncio.to_thread(answer, request, fields), outputs)
 
+    @router.post("/v1/chat/completions/render/")
+    @accepts(RenderBody, content_types=CONTENT_TYPES[:1])
+    async def render(request: Request) -> Response:
+        check_json(request)
+        body = await read_body(request, RenderBody)
+        check_name(server, body.model)
+        urls = [url for message in body.messages for url in message.images()]
+        check_count(len(urls), "max_images_per_call", server.settings.limits, key="messages.images")
+        reader = server.prompts.reader
+        return answer(request, await reader.beside(any("://" in url for url in urls), _rendered, server, body, urls))
+
     @router.post("/detokenize/")
     @accepts(DetokenizeBody, content_types=CONTENT_TYPES[:1])
     async def detokenize(request: Request) -> Response:
@@ -61,16 +76,37 @@ def token_routes(server: ServerState) -> APIRouter:
     return router
 
 
+def _rendered(server: ServerState, body: RenderBody, urls: Sequence[str]) -> dict[str, object]:
+    """The prompt, and its images in a form that ``/inference/v1/generate`` takes again. Errors: ``Refusal``."""
+    prompts = server.prompts
+    asked = GenerateRequest(
+        messages=[message.model_dump(exclude_none=True) for message in body.messages],
+        tools=body.tools or (),
+        template_values=body.chat_template_kwargs or {},
+        sampling=Sampling(max_tokens=1),
+    )
+    token_ids = prompts.make(asked, prompts.reader.budget(), item=0, where="messages").token_ids
+    places = [place for place, token_id in enumerate(token_ids) if token_id == prompts.placeholder_id]
+    features = {
+        "mm_hashes": {"image": [blake2b(url.encode(), digest_size=16).hexdigest() for url in urls]},
+        "mm_placeholders": {"image": [{"offset": place, "length": 1} for place in places]},
+        "kwargs_data": {"image": list(urls)},
+    }
+    return {"token_ids": token_ids, "features": features if urls else None}
+
+
 def token_request(body: TokenBody) -> GenerateRequest:
     """The call's prompt; response i samples from ``seed + i``. Errors: ``Refusal``."""
     given, stop = body.sampling_params, body.sampling_params.stop or ()
-    fields = given.model_dump() | {"logprobs": given.logprobs is not None}
+    fields = given.model_dump(exclude={"structured_outputs"}) | {"logprobs": given.logprobs is not None}
     return GenerateRequest(
         token_ids=body.token_ids,
-        images=tuple(part.url for part in body.content_parts),
+        images=body.images(),
+        may_be_expanded=body.features is not None,
         sampling=make_sampling(fields, defaults={"temperature": 1.0, "max_tokens": LONGEST}),
         seeds=seeds_of(given.seed, given.n),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        regex=given.structured_outputs.regex if given.structured_outputs else None,
         num_top=given.logprobs or 0,
     )
 
@@ -120,8 +156,8 @@ def _prompt_of(body: TokenBody, output: EngineOutput, image_id: int | None) -> d
         length = len(list(run))
         found += [{"offset": place, "length": length}] * is_image
         place += length
-    if len(found) != len(body.content_parts):
-        problem = f"the expanded prompt has {len(found)} runs of placeholders for {len(body.content_parts)} images"
+    if len(found) != len(body.images()):
+        problem = f"the expanded prompt has {len(found)} runs of placeholders for {len(body.images())} images"
         remedy = "Leave return_token_ids out, or use /v1/chat/completions with this model."
         raise Refusal(problem, code="images-misfit", key="content_parts", remedy=remedy)
     return {"prompt_token_ids": output.prompt_token_ids, "mm_placeholders": {"image": found} if found else {}}
