@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
-from rollmatch.config.layers import merge, nested, parse_overrides, read_tree
+from rollmatch.config.layers import merge, nested, parse_overrides, read_tree, value_at
 from rollmatch.config.load import load_config, make
 from rollmatch.config.yaml_dialect import Tree
 from rollmatch.errors import ConfigError, DataError, LaunchError
@@ -318,7 +318,7 @@ def _name_of_any(item: object) -> str:
 
 def _with_rewards(tree: Tree, rewards: Sequence[tuple[Callable[..., object], float]]) -> Tree:
     """The tree with reward functions. Errors: ``RewardNotImportable``, ``ConfigError`` with ``given-twice``."""
-    if _at(tree, REWARDS):
+    if value_at(tree, REWARDS):
         problem, remedy = "is set, and rewards are passed, too", "Leave one of the two out."
         raise ConfigError(problem, code="given-twice", key=REWARDS, remedy=remedy)
     entries = [{"function": name_of(function), "weight": weight} for function, weight in rewards]
@@ -354,18 +354,10 @@ def _line_of(row: Mapping[str, object], key: str) -> bytes:
         raise RecordNotJson(str(error), key=key, remedy=remedy) from error
 
 
-def _at(tree: Tree, key: str) -> object:
-    """The value of a dotted key; None where there is none."""
-    given: object = tree
-    for name in key.split("."):
-        given = given.get(name) if isinstance(given, dict) else None
-    return given
-
-
 def _with_arguments(tree: Tree, arguments: Mapping[str, str]) -> Tree:
     """The tree with the arguments of a trainer. Errors: ``ConfigError`` with ``given-twice``."""
     for key, value in arguments.items():
-        given = _at(tree, key)
+        given = value_at(tree, key)
         if given not in (None, value):
             problem, remedy = f"is {given}, the trainer's argument is {value}", "Leave the key out of config."
             raise ConfigError(problem, code="given-twice", key=key, remedy=remedy)
@@ -374,7 +366,7 @@ def _with_arguments(tree: Tree, arguments: Mapping[str, str]) -> Tree:
 
 def output_dir_of(tree: Tree) -> str:
     """``training.output_dir``. Errors: ``ConfigError`` with ``missing-key``."""
-    found = _at(tree, "training.output_dir")
+    found = value_at(tree, "training.output_dir")
     if not isinstance(found, str):
         problem = "this key is required"
         raise ConfigError(problem, code="missing-key", key="training.output_dir", remedy="Add it; it has no default.")

@@ -30,8 +30,8 @@ def rollout(reward, *, finish_reason="stop"):
     return make_rollout(response, prompt_token_ids=(1, 2), finish_reason=finish_reason, response_logprobs=logprobs)
 
 
-def targets_of(objective, *rollouts, samples=(SAMPLE,), ranks=None, log=lambda *event, **fields: None):
-    context = ObjectiveContext(
+def context_of(ranks=None, log=lambda *event, **fields: None):
+    return ObjectiveContext(
         step=0,
         ranks=ranks or Ranks(),
         decoding=Decoding(max_new_tokens=8, temperature=1.0),
@@ -42,7 +42,10 @@ def targets_of(objective, *rollouts, samples=(SAMPLE,), ranks=None, log=lambda *
         further=None,
         log=log,
     )
-    return objective.make_segments(samples, rollouts, context)
+
+
+def targets_of(objective, *rollouts, samples=(SAMPLE,), **where):
+    return objective.make_segments(samples, rollouts, context_of(**where))
 
 
 def segments_of(*given, **where):
@@ -163,7 +166,7 @@ def test_figures_count_groups_that_teach_nothing_and_an_evaluation_shows_its_fir
     made = targets_of(objective, *map(rollout, (1, 0, 1, 1)), samples=(SAMPLE,) * 2)
     figures = objective.summarize(made.reports)
     assert (figures["reward"], figures["flat_group_rate"]) == (0.75, 0.5)
-    evaluated = objective.evaluate([SAMPLE] * 65, [rollout(1)] * 65, None)
+    evaluated = objective.evaluate([SAMPLE] * 65, [rollout(1)] * 65, context_of())
     assert [shown["reward"] for shown in evaluated.record["answers"]] == [1.0] * 64
     assert evaluated.metrics["num_scenes"] == 65
     assert "flat_group_rate" not in evaluated.metrics

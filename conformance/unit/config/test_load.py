@@ -38,6 +38,19 @@ def test_defaults_stand_where_nothing_is_said():
     assert (training.packing, training.packing_buffer, training.packing_min_fill_ratio) == (False, None, 0.65)
 
 
+@pytest.mark.scenario(
+    "configuration/one-word-resets-a-section",
+    clauses=["configuration/a-run-is-configured-by-yaml-files-that-build-on-each-other#8"],
+)
+def test_one_word_resets_a_section():
+    lora = ("tuner.train_type=lora", "tuner.lora_rank=4", "tuner.target_regex=.*q_proj")
+    with refused("adapter-option-without-lora", remedy="--set tuner=null resets the whole section"):
+        config_with(*lora[:2], "tuner.train_type=full")
+    assert {key for _, key in rejected(*lora, "tuner.train_type=full")} == {"tuner.lora_rank", "tuner.target_regex"}
+    assert config_with(*lora, "tuner=null").tuner == config_with().tuner
+    assert rejected("model=null") == [("missing-key", "model.model")]
+
+
 def test_neither_the_given_tree_nor_a_config_can_be_changed():
     before = copy.deepcopy(VALID)
     config = make(VALID)
@@ -106,7 +119,7 @@ def test_neither_the_given_tree_nor_a_config_can_be_changed():
         ("~.vllm.sleep_level=2", "not-a-choice", "1"),
         ("~.vllm.sync.mode=lora", "not-a-choice", "full"),
         ("~.vllm.gpu_memory_utilization=0", "out-of-range", "1"),
-        ("~.vllm=null", "wrong-type", "{}"),
+        ("~.vllm=[]", "wrong-type", "null"),
         ("~.vllm.tensor_parallel_size=0", "out-of-range", "2"),
     ],
 )

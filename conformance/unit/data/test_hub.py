@@ -287,3 +287,18 @@ def test_text_data_sets_need_no_columns_of_images_and_boxes(tmp_path, monkeypatc
     named = dataset(tmp_path / "text.parquet", box=None, columns={"prompt": "question", "image": "picture"})
     with refused("column-missing", "custom.dataset.columns.image"):
         load_hub_samples(named, "train", CHATS)
+
+
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [
+        ("AI-MO/NuminaMath-TIR#1000", "Write source: AI-MO/NuminaMath-TIR, take: 1000. take uses the first records"),
+        ("HF::org/x:sub", "Write source: org/x, name: sub."),
+        ("swift/self-cognition#5", "Run modelscope download --dataset swift/self-cognition --local_dir DIR"),
+        ("MS::org/x", "Run modelscope download --dataset org/x --local_dir DIR"),
+    ],
+)
+def test_an_id_as_ms_swift_writes_it_is_answered_by_keys(source, remedy):
+    config = DatasetConfig(source=source, columns={"prompt": "problem"})
+    with refused("dataset-unreadable", "custom.dataset.source", remedy=remedy):
+        load_hub_samples(config, "train", ReadRules(image_root=Path(".")))

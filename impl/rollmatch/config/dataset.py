@@ -1,5 +1,7 @@
 """The section ``custom.dataset``: a Hugging Face data set in place of JSONL files."""
 
+import re
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -8,6 +10,46 @@ from rollmatch.config.section import Count, Section, Text, as_tuple
 
 FILE_FORMATS = ("parquet", "arrow", "json", "csv")
 """Sources whose ``train`` and ``val`` are files."""
+_SWIFT_ID = re.compile(r"(?:(?P<hub>HF|MS)::)?(?P<source>[^:#]+)(?::(?P<name>[^:#]+))?(?:#(?P<take>\d+))?")
+_OF_MODELSCOPE = ("swift", "AI-ModelScope", "modelscope", "iic")
+"""Owners on ModelScope in the examples of ms-swift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwiftId:
+    """A data set as ms-swift names it: ``[HF::|MS::]id_or_path[:subset][#number]``."""
+
+    source: str
+    name: str | None
+    take: int | None
+    is_modelscope: bool
+
+    @property
+    def keys(self) -> dict[str, object]:
+        """Keys of ``custom.dataset`` that are set."""
+        return {key: value for key in ("source", "name", "take") if (value := getattr(self, key)) is not None}
+
+
+def read_swift_id(text: str) -> SwiftId | None:
+    """None where it is nothing of the kind.
+
+    >>> read_swift_id("AI-MO/NuminaMath-TIR#1000").keys, read_swift_id("HF::org/x:sub").keys
+    ({'source': 'AI-MO/NuminaMath-TIR', 'take': 1000}, {'source': 'org/x', 'name': 'sub'})
+    >>> read_swift_id("swift/self-cognition").is_modelscope, read_swift_id("a:b:c")
+    (True, None)
+    """
+    if "://" in text or (found := _SWIFT_ID.fullmatch(text)) is None:
+        return None
+    source, take = found["source"], found["take"]
+    is_modelscope = found["hub"] == "MS" or (found["hub"] is None and source.partition("/")[0] in _OF_MODELSCOPE)
+    return SwiftId(
+        source=source, name=found["name"], take=None if take is None else int(take), is_modelscope=is_modelscope
+    )
+
+
+def from_modelscope(source: str) -> str:
+    """What to type for a data set of ModelScope."""
+    return f"Run modelscope download --dataset {source} --local_dir DIR, and write source: DIR."
 
 
 class ColumnsConfig(Section):

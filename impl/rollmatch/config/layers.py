@@ -53,6 +53,14 @@ def holds(tree: Tree, names: Iterable[str]) -> bool:
     return True
 
 
+def value_at(tree: Tree, key: str) -> object:
+    """The value of a dotted key; None where there is none."""
+    given: object = tree
+    for name in key.split("."):
+        given = given.get(name) if isinstance(given, dict) else None
+    return given
+
+
 def _nested(names: Iterable[str], value: object) -> Tree:
     """One value below the names, outermost first."""
     *above, own = names

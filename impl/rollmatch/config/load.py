@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rollmatch.config.findings import find_removed, nearest, translate
-from rollmatch.config.layers import merge, parse_overrides, read_tree
+from rollmatch.config.layers import holds, merge, parse_overrides, read_tree, value_at
 from rollmatch.config.rules import check_rules
 from rollmatch.config.schema import RunConfig, fields, section_of
 from rollmatch.config.yaml_dialect import Tree
@@ -78,7 +78,11 @@ def _unknown_first(detail: ErrorDetails) -> bool:
 
 
 def _with_sections(tree: Tree) -> Tree:
-    """Absent sections as empty ones, so that each missing key is reported by its own name."""
+    """Absent sections, and null in their place, as empty ones, so that each missing key is reported by its own name.
+
+    >>> _with_sections({"tuner": None})["tuner"]
+    {}
+    """
     for key, field in fields().items():
         if section_of(field) is not None:
             *above, name = key.split(".")
@@ -86,6 +90,8 @@ def _with_sections(tree: Tree) -> Tree:
             for parent in reversed(above):
                 empty = {parent: empty}
             tree = merge(empty, tree)
+            is_null = holds(tree, (*above, name)) and value_at(tree, key) is None
+            tree = merge(tree, empty) if is_null else tree
     return tree
 
 

@@ -65,7 +65,7 @@ def _adapter_options(config: RunConfig) -> Iterator[ConfigError]:
     ]
     continues = config.model.adapter_start == "continue"
     if tuner.train_type == "full":
-        remedy = "Set tuner.train_type to lora, or remove it."
+        remedy = "Set tuner.train_type to lora, or remove it; --set tuner=null resets the whole section."
         ignored = [f"tuner.{name}" for name in changed if name != "use_dora" and not name.startswith("freeze_")]
         for key in (*ignored, *(["model.adapter_start"] if continues else ())):
             problem = "is set, but tuner.train_type is full"

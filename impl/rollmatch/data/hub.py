@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rollmatch.config.dataset import FILE_FORMATS, DatasetConfig
+from rollmatch.config.dataset import FILE_FORMATS, DatasetConfig, from_modelscope, read_swift_id
 from rollmatch.data.formats.native import CUT, is_cut, to_bins, why_without_area
 from rollmatch.data.image import ImageUnreadable, check_image, read_header
 from rollmatch.data.jsonl import LAZY_ABOVE, BadSamples, ReadRules
@@ -186,6 +186,8 @@ def _load(config: DatasetConfig, split: str) -> Any:
     except (OSError, ValueError, LookupError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         reason = first_line(error) or repr(error)
         remedy = "Correct source, name, revision or the split; a hub id needs a network, or its files in the cache."
+        if (named := read_swift_id(config.source)) is not None and named.is_modelscope:
+            remedy = f"If this is an id of ModelScope: {from_modelscope(named.source)}"
         raise ConfigError(
             f"cannot be read: {reason}", code="dataset-unreadable", key=f"{SECTION}.{split}", remedy=remedy
         ) from error
@@ -198,6 +200,13 @@ def _check_source(config: DatasetConfig, split: str) -> None:
     Errors: ``dataset-unreadable``.
     """
     name, problem = config.source, None
+    swift = None if Path(name).exists() else read_swift_id(name)
+    if swift is not None and swift.source != name:
+        typed = ", ".join(f"{key}: {value}" for key, value in swift.keys.items())
+        note = " take uses the first records, where ms-swift draws them." if swift.take else ""
+        remedy = from_modelscope(swift.source) if swift.is_modelscope else f"Write {typed}.{note}"
+        problem = f"{name} is an id in ms-swift's form"
+        raise ConfigError(problem, code="dataset-unreadable", key=f"{SECTION}.source", remedy=remedy)
     if Path(name).is_file():
         name, problem = Path(name).suffix.lstrip(".").replace("jsonl", "json"), "is a file"
     elif name not in FILE_FORMATS and name.isidentifier() and find_spec(f"datasets.packaged_modules.{name}"):

@@ -17,6 +17,7 @@ from typing import get_args
 import yaml
 
 from rollmatch.config.connection import FIRST_GROUP_PORT
+from rollmatch.config.dataset import SwiftId, from_modelscope, read_swift_id
 from rollmatch.config.layers import nested
 from rollmatch.config.training import Reporter
 from rollmatch.errors import ConfigError
@@ -360,8 +361,17 @@ def _to_data(key: str, name: str) -> Callable[[Imported, object], None]:
 
     def set_data(made: Imported, value: object) -> None:
         paths = value if isinstance(value, list) else [value]
-        if len(paths) == 1 and str(paths[0]).endswith(".jsonl"):
+        swift = read_swift_id(str(paths[0])) if name == "dataset" and len(paths) == 1 else None
+        if swift is not None and swift.source.endswith(".jsonl"):
+            made.keys[key] = swift.source
+            if swift.take is not None:
+                made.left_out[name] = f"all records are used; head -n {swift.take} {swift.source} writes the first"
+        elif len(paths) == 1 and str(paths[0]).endswith(".jsonl"):
             made.keys[key] = str(paths[0])
+        elif swift is not None and "/" in swift.source and not Path(swift.source).suffix:
+            made.keys |= {f"custom.dataset.{part}": one for part, one in swift.keys.items()}
+            made.keys |= {"custom.dataset.columns": {"prompt": "prompt"}, "custom.dataset.val": None}
+            made.left_out[name] = _notes_on(swift)
         elif name == "dataset_name" and value is not None:
             made.keys |= {DATASET: value, "custom.dataset.columns": {"prompt": "prompt"}}
             made.keys.setdefault("custom.dataset.val", "test")
@@ -370,6 +380,16 @@ def _to_data(key: str, name: str) -> Callable[[Imported, object], None]:
             made.left_out[name] = "write the data set as one JSONL with prompt or messages per line"
 
     return set_data
+
+
+def _notes_on(swift: SwiftId) -> str:
+    """What ms-swift does by itself, and has to be said here."""
+    notes = ["name the column of questions in custom.dataset.columns.prompt, and what rewards read in metadata"]
+    if swift.take is not None:
+        notes.append(f"the first {swift.take} records are used, where ms-swift draws them")
+    if swift.is_modelscope:
+        notes.append(f"it is on ModelScope: {from_modelscope(swift.source)}")
+    return "; ".join(notes)
 
 
 def _set_strategy(made: Imported, value: object) -> None:
