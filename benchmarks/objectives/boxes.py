@@ -124,7 +124,9 @@ def write_data(task: Task, folder: Path) -> Mapping[str, object]:
     folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val"):
         images = [json.loads(line) for line in (task.data / f"{split}.jsonl").read_text().splitlines()]
-        lines = [json.dumps(image | {"metadata": {"answer": answer_of(image["objects"])}}) for image in images]
+        for image in images:
+            image["metadata"] = image.get("metadata", {}) | {"answer": answer_of(image["objects"])}
+        lines = map(json.dumps, images)
         (folder / f"{split}.jsonl").write_text("".join(line + "\n" for line in lines))
     return {f"custom.{split}_jsonl": folder / f"{split}.jsonl" for split in ("train", "val")} | {
         "custom.image_root": task.image_root,
