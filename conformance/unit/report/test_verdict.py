@@ -197,8 +197,8 @@ def test_completions_are_shown_with_what_they_were_worth():
     ]
     groups = make_completion_groups(make_history([{"event": "completions", "step": 2, "completions": kept}]))
     assert [(each.step, each.sample_id, row.worth, row.ending, row.text) for each in groups for row in each.rows] == [
-        (2, "4", "reward 0.500", "3 tokens, stop", "abc"),
-        (2, "", "", " tokens, ", "d"),
+        (3, "4", "reward 0.500", "3 tokens, stop", "abc"),
+        (3, "", "", " tokens, ", "d"),
     ]
 
 

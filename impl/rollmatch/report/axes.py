@@ -44,6 +44,10 @@ def value_axis(low: float, high: float, *, start: float, end: float, as_percent:
     ['0', '2k', '4k', '6k', '8k']
     >>> [tick.label for tick in value_axis(0.0, 0.03, start=0.0, end=1.0, as_percent=True).ticks]
     ['0%', '1%', '2%', '3%']
+    >>> [tick.label for tick in value_axis(0.0, 1e-4, start=0.0, end=1.0).ticks]
+    ['0', '2e-5', '4e-5', '6e-5', '8e-5', '1e-4']
+    >>> [tick.label for tick in value_axis(0.0, 0.0, start=0.0, end=1.0).ticks][::5]
+    ['0', '0.001']
     >>> value_axis(-3.0, 11.0, start=200.0, end=12.0).place(1e300)
     12.0
     """
@@ -75,6 +79,8 @@ def step_axis(first: int, last: int, *, start: float, end: float) -> Axis:
 
 def _widened(low: float, high: float) -> tuple[float, float]:
     magnitude = max(abs(low), abs(high), 1e-3)
+    if low == high == 0:
+        return 0.0, magnitude
     return (low, high) if high - low > SMALLEST_SPAN * magnitude else (low - magnitude / 2, high + magnitude / 2)
 
 
@@ -95,7 +101,8 @@ def _label(value: float, gap: float, *, as_percent: bool) -> str:
         if gap >= 0.1 * scale and abs(value) >= scale:
             return f"{value / scale:.3g}{unit}"
     if gap < 1e-4:
-        return f"{value:.1e}"
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        return f"{mantissa.removesuffix('.0')}e{int(exponent)}" if value else "0"
     decimals = max(0, -math.floor(math.log10(gap) + 1e-9))
     text = f"{value:.{decimals}f}"
     if float(text) == 0:

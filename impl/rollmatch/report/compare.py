@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from rollmatch.errors import LaunchError
-from rollmatch.report.curves import Chart, Line, Plot, draw, read_series
+from rollmatch.report.curves import Chart, Line, Plot, draw, read_series, shown
 from rollmatch.report.history import History, load_history
 from rollmatch.report.numbers import compact, duration, percent
 from rollmatch.report.page import CONFIG_NAME, FRAME, render, write_whole
@@ -76,7 +76,7 @@ def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
     charts = []
     for plot in PLOTS:
         series = [read_series(replace(line, label=run.name), run.history) for line in plot.lines for run in runs]
-        known = [one for one in series if any(value is not None for value in one.values)]
+        known = shown(plot, series)
         if any(value for one in known for value in one.values):  # zeros in all runs say nothing
             charts.append(draw(plot, known))
     return charts

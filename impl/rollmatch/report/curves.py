@@ -161,11 +161,13 @@ def make_charts(history: History) -> tuple[Chart, ...]:
 
 
 def _make_chart(plot: Plot, history: History) -> Chart | None:
-    series = [read_series(line, history) for line in plot.lines]
-    series = [
-        one for one in series if any(value is not None and (value or not plot.hides_zeros) for value in one.values)
-    ]
+    series = shown(plot, [read_series(line, history) for line in plot.lines])
     return draw(plot, series) if series else None
+
+
+def shown(plot: Plot, series: Sequence[Series]) -> list[Series]:
+    """Lines that have something to show."""
+    return [one for one in series if any(value is not None and (value or not plot.hides_zeros) for value in one.values)]
 
 
 def draw(plot: Plot, series: Sequence[Series]) -> Chart:

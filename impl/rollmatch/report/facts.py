@@ -154,7 +154,7 @@ def _gpu_memory(steps: Sequence[Event]) -> str:
 
 def _sync(synced: Sequence[Event]) -> str:
     seconds, num_bytes = _numbers(synced, "seconds"), _numbers(synced, "num_bytes")
-    if not seconds or not num_bytes:
+    if not seconds or not any(num_bytes):  # backend hf generates with the learner's weights
         return ""
     mode = _text(synced[-1].get("mode"))
     return f"{mode} {len(synced):,} times, {compact(median(num_bytes))}B in {median(seconds):.3g} s (median)".strip()
@@ -229,7 +229,7 @@ def make_completion_groups(history: History) -> tuple[CompletionGroup, ...]:
     """Groups of the first step, of the last one, and of steps between them."""
     groups = [
         CompletionGroup(
-            step=event["step"],
+            step=event["step"] + 1,  # as the lines of a run count
             sample_id=sample_id,
             question=_text(members[0].get("question")),
             expected=_text(members[0].get("expected")),
