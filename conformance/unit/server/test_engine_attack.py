@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from conformance.doubles.fuzzed_bodies import BODIES, calls, encoded, is_not_of_groups
+from conformance.doubles.request_bodies import picture
 from conformance.judge.calls import text_batch
 from conformance.judge.servers.bounded import in_thread
 
@@ -124,3 +125,17 @@ def test_a_real_server_survives_and_answers_health(instance, server):
     assert grown < MAX_GROWTH_MIB
     assert slowest < 1.0, sorted(waits)[-5:]
     assert msgspec.json.decode(requests.get(f"{server.url}/health/", timeout=5).content)["running"] == 0
+
+
+def test_large_images_leave_no_memory_behind(instance, server):
+    """Four of 36 megapixels in 100 KiB each; a second time, as what is loaded for the first images stays."""
+    url = f"data:image/png;base64,{picture(6000, 6000)}"
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
+    sizes = []
+    for _ in range(3):
+        calls = [in_thread(post, server, "/v1/chat/completions/", body) for _ in range(4)]
+        assert {call.result().status_code for call in calls} == {200}
+        sizes.append(resident_mib(instance.process.pid))
+    assert sizes[-1] - sizes[0] < MAX_GROWTH_MIB, sizes
+    assert sizes[0] < 1500, sizes

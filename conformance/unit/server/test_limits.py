@@ -1,5 +1,6 @@
 """What one caller may cost: refused with 4xx before anything is decoded, tokenised or generated."""
 
+import gc
 import os
 import time
 
@@ -163,6 +164,19 @@ def test_our_own_protocol_never_shortens_a_response(start):
     for max_tokens, returned in ((4, (200, None)), (5, (400, "prompt-too-long"))):
         body = native([[5] * 60]) | {"sampling": {"max_tokens": max_tokens}}
         assert call(client, "/native/infer/", body)[:2] == returned
+
+
+def test_an_image_in_a_circle_of_references_makes_room():
+    """An error holds the frames that it passed, and a server collects seldom: calls with images were 429 for ever."""
+    reader = ImageReader((), LimitsConfig(max_decoded_pixels=6000))
+    gc.disable()
+    try:
+        circle = [reader.read(picture(64, 64), reader.budget(), item=0, key="image")]
+        circle.append(circle)
+        del circle
+        assert reader.read(picture(64, 64), reader.budget(), item=0, key="image").size == (64, 64)
+    finally:
+        gc.enable()
 
 
 def test_pixels_are_counted_over_all_calls_while_their_images_are_in_memory():

@@ -33,7 +33,8 @@ class LimitsConfig(Section):
     max_pixels_per_image: Count = 67_108_864
     """Width times height of one image, read from its header before it is decoded. Unit: pixels."""
     max_pixels_per_call: Count = 536_870_912
-    """Pixels of all images of one call; a decoded pixel takes 3 bytes. Unit: pixels."""
+    """Pixels of all images of one call; a decoded pixel takes 4 bytes, and about 10 while an
+    engine prepares it. Unit: pixels."""
     max_decoded_pixels: Count = 536_870_912
     """Pixels of the decoded images of all running calls; a call above it is answered with 429. Unit: pixels."""
     max_logprobs_per_call: Count = 1_048_576

@@ -1,6 +1,7 @@
 """From settings to a listening server."""
 
 import asyncio
+import ctypes
 import gc
 import json
 import os
@@ -29,6 +30,7 @@ _COLLECT_AFTER = (10_000, 50, 1_000)
 """Objects, and collections of younger ones, after which Python looks for cycles: a call with log-probabilities makes
 millions of objects, none of them in a cycle.
 """
+_M_MMAP_THRESHOLD, _RETURNED_FROM = -3, 1 << 20
 DEAD_CODE = 1
 """Exit code of a server that ended because a worker had died."""
 _START_POLL_S = 0.02
@@ -49,6 +51,7 @@ def serve(settings: ServerSettings, listener: socket.socket, shutdown: Shutdown)
         gc.collect()
         gc.freeze()  # what is loaded stays: a collection that looks at all of it holds the event loop
         gc.set_threshold(*_COLLECT_AFTER)
+        _return_large_blocks()
         shutdown.begin_serving()
         where = f"http://{settings.host}:{settings.port}"
         print(f"rollout server ready: {where} ({settings.data_parallel_size} replicas)", file=sys.stderr, flush=True)
@@ -58,6 +61,16 @@ def serve(settings: ServerSettings, listener: socket.socket, shutdown: Shutdown)
         ending.cancel()
     if shutdown.exit_code == DEAD_CODE:
         raise dead()
+
+
+def _return_large_blocks() -> None:
+    """Give blocks of 1 MiB and more back to the system as soon as they are freed: glibc keeps those of up to 32 MiB,
+    so that decoded images would leave gigabytes behind. After the engines were forked, which have allocators of their
+    own.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _RETURNED_FROM)
 
 
 async def _end_when_dead(pool: EnginePool, shutdown: Shutdown) -> None:

@@ -3,8 +3,10 @@
 import asyncio
 import base64
 import binascii
+import gc
 import io
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +30,7 @@ _BASE64_BEGINNINGS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "Qk", "UklGR")
 _LONGEST_PATH = 4096
 _DOWNLOADING_CALLS = 16
 """Calls that wait for downloads at the same time; the next ones wait for these."""
+_COLLECT_EVERY_S = 1.0
 _T = TypeVar("_T")
 
 
@@ -52,7 +55,8 @@ class ImageReader:
         self.roots, self.domains = tuple(Path(root).resolve() for root in roots), tuple(domains)
         self.limits = limits or LimitsConfig()
         self._downloading = ThreadPoolExecutor(_DOWNLOADING_CALLS, thread_name_prefix="downloads")
-        self._pixels, self._lock = 0, threading.Lock()
+        self._pixels, self._lock = 0, threading.RLock()  # a collection may release an image wherever it begins
+        self._collected_at = 0.0
         """Pixels of all decoded images that are in memory."""
 
     def budget(self) -> PixelBudget:
@@ -98,6 +102,9 @@ class ImageReader:
         """Count pixels from before they are decoded until nobody has the image any more. Errors: ``Refusal``."""
         limit, held = self.limits.max_decoded_pixels, False
         with self._lock:
+            if self._pixels + pixels > limit and time.monotonic() > self._collected_at + _COLLECT_EVERY_S:
+                gc.collect()  # an error keeps what its frames hold, in a circle, and a server collects seldom
+                self._collected_at = time.monotonic()
             if self._pixels + pixels > limit:
                 problem = f"the images of all calls have {self._pixels} pixels, and this one {pixels}"
                 remedy = "Try again later, or raise custom.extra.rollout_server.limits.max_decoded_pixels."

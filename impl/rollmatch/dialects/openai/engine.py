@@ -44,6 +44,8 @@ class CallNotes:
     is_written: bool = False
     """Whether those of all prompts are, and vLLM's classes have them."""
     error: RollmatchError | None = None
+    images: list[Image.Image] = field(default_factory=list)
+    """Of a chat, until its prompt goes to an engine: what vLLM's classes render stays in memory long after the call."""
 
 
 notes: ContextVar[CallNotes] = ContextVar("notes")
@@ -82,7 +84,8 @@ class PooledEngine:
         """Responses to one prompt of the call that is being served. Errors: ``Refusal``."""
         call = notes.get()
         place, call.num_prompts = call.num_prompts, call.num_prompts + 1
-        rendered = EnginePrompt(token_ids=prompt["prompt_token_ids"], images=images_of(prompt), expanded_len=0)
+        images, call.images = call.images, []
+        rendered = EnginePrompt(token_ids=prompt["prompt_token_ids"], images=images, expanded_len=0)
         self._server.prompts.check(rendered.token_ids, len(rendered.images), item=place, key=f"prompt[{place}]")
         kept = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
         return self._generate(call, place, rendered, sampling_params, kept)
@@ -118,11 +121,6 @@ class PooledEngine:
         measured = self._server.prompts.measure(prompt.token_ids, prompt.images, item=place, key=key)
         self._server.generator.check_length(measured.expanded_len, item=place, where="prompt")
         return measured
-
-
-def images_of(prompt: dict[str, Any]) -> list[Image.Image]:
-    """Images of a rendered chat, in order."""
-    return list((prompt.get("multi_modal_data") or {}).get("image", []))
 
 
 def without_images(renderer: Any) -> Any:

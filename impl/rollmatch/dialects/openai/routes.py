@@ -44,8 +44,9 @@ def openai_routes(server: ServerState) -> APIRouter:
         urls = [url for message in body.messages for url in message.images()]
         check_count(len(urls), "max_images_per_call", server.settings.limits, key="messages.images")
         calls.check(body, [text_size(body.model_dump(exclude_none=True)) - sum(map(len, urls))])
-        parts = body.parts(await calls.images_at(urls))
-        return await calls.serve(request, body, (await calls.serving()).chat, parts=parts)
+        images = await calls.images_at(urls)
+        parts = body.parts(Image.new("RGB", (1, 1)) for _ in images)
+        return await calls.serve(request, body, (await calls.serving()).chat, parts=parts, images=images)
 
     @router.post("/completions/")
     @accepts(CompletionBody, content_types=CONTENT_TYPES[:1])
@@ -116,16 +117,25 @@ class OpenAICalls:
         ]
 
     async def serve(
-        self, request: Request, body: OpenAIBody, endpoint: Endpoint, *, parts: Sequence[list[JsonObject]] = ()
+        self,
+        request: Request,
+        body: OpenAIBody,
+        endpoint: Endpoint,
+        *,
+        parts: Sequence[list[JsonObject]] = (),
+        images: Sequence[Image.Image] = (),
     ) -> Response:
         """The response, or the beginning of a stream, whose headers name the version that it has to its end.
 
-        ``parts``: content of each message of a chat.
+        ``parts``: content of each message of a chat, with others in place of ``images``.
         """
-        call, server = CallNotes(), self.server
+        call, server = CallNotes(images=list(images)), self.server
         notes.set(call)
         await server.chunked.before_generating()
-        reply = await unless_gone(request, endpoint.begin(body.for_vllm(), call, parts=parts))
+        try:
+            reply = await unless_gone(request, endpoint.begin(body.for_vllm(), call, parts=parts))
+        finally:
+            call.images.clear()  # of a call that came to no engine
         if isinstance(reply, Response):
             return reply
         version = {VERSION_HEADER: str(min(call.versions.values()))}
