@@ -19,6 +19,8 @@ from rollmatch.model.checkpoint import merged_weights
 from rollmatch.rollout.hf import HfBackend
 
 NUM_SCENES = 6
+HELD_S, MOST_OF_TURNS = 0.05, 0.99
+"""Of processor time, and the share of turns of the event loop that take no more."""
 
 
 @pytest.fixture(scope="session")
@@ -148,6 +150,13 @@ def policies(scene_requests):
     made = [Policy(seed, scene_requests) for seed in range(3)]
     assert len({str(policy.responses) for policy in made}) == 3
     return made
+
+
+def turns_of(server):
+    """Turns of the event loop by their longest processor time in seconds, as the server's monitor counts them."""
+    lines = requests.get(f"{server.url}/metrics/", headers=server.headers, timeout=60).text.splitlines()
+    buckets = [line for line in lines if line.startswith("rollmatch_turn_cpu_seconds_bucket")]
+    return {float(line.split('le="')[1].split('"')[0]): float(line.split()[-1]) for line in buckets}
 
 
 def num_restarted(server):

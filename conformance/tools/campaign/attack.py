@@ -5,6 +5,7 @@ process, turns of its event loop, the form of every error and the version of eve
 """
 
 import json
+import math
 import re
 import shutil
 import socket
@@ -24,6 +25,7 @@ import torch
 
 from conformance.doubles.digits import MODEL, load_model, perturb
 from conformance.doubles.instance import ENGINE, free_port, running, settings_for
+from conformance.doubles.server_fixtures import HELD_S, MOST_OF_TURNS, turns_of
 from conformance.judge.calls import RawLearner, text_batch
 from conformance.judge.servers.bounded import in_thread
 from conformance.tools.campaign.streams import stream_over_updates
@@ -31,7 +33,7 @@ from rollmatch.model.checkpoint import merged_weights
 
 HEALTH_S = 1.0
 """In which 99 % of the answers about health have to come."""
-BOUND_S, MAX_GROWTH_MIB, HELD_S, MOST_OF_TURNS = 90.0, 300, "0.05", 0.99
+BOUND_S, MAX_GROWTH_MIB = 90.0, 300
 LONGEST_TURN_S, MEMORY_EVERY_S = 1.0, 0.05
 UPDATE_S = 10.0
 """What an update may take on a busy machine, beside ``drain_s``."""
@@ -122,11 +124,6 @@ class AttackedServer:
     def leave(self):
         """A group that is still open when Python ends ends it by a signal."""
         self.learner.group.close()
-
-    def turns(self):
-        lines = requests.get(f"{self.url}/metrics/", headers=self.server.headers, timeout=60).text.splitlines()
-        named = [line for line in lines if line.startswith("rollmatch_turn_cpu_seconds_bucket")]
-        return {line.split('le="')[1].split('"')[0]: float(line.split()[-1]) for line in named}
 
 
 def weights_of(seed):
@@ -409,6 +406,6 @@ def judge(attacked):
         attacked.wrong.append(f"memory: {attacked.most_mib - attacked.start_mib:.0f} MiB more than at the start")
     if attacked.instance.process.poll() is not None:
         return
-    turns = attacked.turns()
-    if turns[HELD_S] < MOST_OF_TURNS * turns["+Inf"] or turns[str(LONGEST_TURN_S)] < turns["+Inf"]:
+    turns = turns_of(attacked.server)
+    if turns[HELD_S] < MOST_OF_TURNS * turns[math.inf] or turns[LONGEST_TURN_S] < turns[math.inf]:
         attacked.wrong.append(f"turns of the event loop by processor time: {turns}")

@@ -5,6 +5,7 @@ import time
 import pytest
 import requests
 
+from conformance.doubles.server_fixtures import HELD_S, MOST_OF_TURNS, turns_of
 from conformance.judge.servers.bounded import in_thread
 
 pytestmark = [pytest.mark.engine, pytest.mark.wide]
@@ -16,14 +17,6 @@ CALLS = {
     "completion": ("/v1/completions", LARGE | {"prompt": [7, 8], "logprobs": 20}),
     "token ids": ("/inference/v1/generate", {"token_ids": [7, 8], "sampling_params": LARGE | {"logprobs": 20}}),
 }
-HELD_S, MOST_OF_TURNS = 0.05, 0.99
-
-
-def turns_of(server):
-    """Turns of the event loop by their longest processor time in seconds, as the server's monitor counts them."""
-    lines = requests.get(f"{server.url}/metrics/", timeout=60).text.splitlines()
-    buckets = [line for line in lines if line.startswith("rollmatch_turn_cpu_seconds_bucket")]
-    return {float(line.split('le="')[1].split('"')[0]): float(line.split()[-1]) for line in buckets}
 
 
 def ask(server, route, body):

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from conformance.doubles.server_fixtures import HELD_S, MOST_OF_TURNS, turns_of
 from conformance.tools.campaign.streams import READERS, StreamRead, stream_over_updates, wrong_in
-from conformance.unit.server.test_engine_fairness import HELD_S, MOST_OF_TURNS, turns_of
 
 UPDATE_S = 20.0
 """Far above what an update takes beside streams on a busy machine, far below what the streams would take."""
