@@ -41,7 +41,7 @@ class Troubled(Ladder):
             raise KeyError("lost")
         if self.trouble == DIES:
             os._exit(3)
-        return "x" * (FLOOD + 1), 0.0, False, False
+        return "é" * (FLOOD // 2 + 1), 0.0, False, False  # two bytes each
 
 
 class Waiting(Ladder):
