@@ -95,7 +95,7 @@ def _training(one_of, made):
         "weight_decay": one_of(0.0, 0.1),
         "max_grad_norm": one_of(0.5, 1e9, 0),
         "optim": one_of("sgd", "sgd", "adamw_torch"),
-        "eval_scenes": 1,
+        "eval_scenes": one_of(1, 2, 3),
     }
     if keys["optim"] == "sgd" and keys["max_grad_norm"] != 0.5:
         keys["learning_rate"] /= 30  # a step stays a step
@@ -122,7 +122,7 @@ def _decoding(one_of):
         f"{R}.decoding.temperature": one_of(0.7, 1.3, 1.0),
         f"{R}.decoding.top_p": one_of(0.9, 1.0),
         f"{R}.decoding.top_k": one_of(-1, 20),
-        f"{R}.repetition_penalty": one_of(1.0, 1.2),
+        f"{R}.repetition_penalty": one_of(1.0, 1.2, 3.0),
     }
 
 

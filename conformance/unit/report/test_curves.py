@@ -180,6 +180,7 @@ def test_a_clock_that_went_backwards_takes_no_time():
 
 def test_long_runs_share_bars_and_keep_their_totals():
     chart = make_phase_chart(history_of(*[{"learn": 2.0}] * 500))
+    assert chart.per_step == "2.00"
     learn = next(row for row in chart.rows if row.phase == "learn")
     assert chart.steps_per_bar == 6
     assert len(boxes(learn.path)) == 84

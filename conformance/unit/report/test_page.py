@@ -24,6 +24,8 @@ from conformance.doubles.runs import (
 )
 from rollmatch.cli.main import main
 from rollmatch.report import write_page
+from rollmatch.report.facts import make_drop_rows
+from rollmatch.report.history import load_history
 
 GEOMETRY = frozenset({"d", "x", "y", "cx", "cy", "r", "points", "viewbox", "width", "height"})
 
@@ -207,7 +209,9 @@ def two_runs(tmp_path):
     folders = []
     for name, steps, seed in (("first", 20, 1), ("second", 30, 2)):
         events = [run_event(max_steps=steps), *chain(*(step_events(step, of=steps) for step in range(steps)))]
-        folder = write_journal(tmp_path / name, events + ([evaluated_event(20, of=20)] if name == "first" else []))
+        folder = write_journal(
+            tmp_path / name, events + ([evaluated_event(at, of=20) for at in (0, 20)] if name == "first" else [])
+        )
         (folder / "resolved.yaml").write_text(yaml.safe_dump({"training": {"seed": seed, "max_steps": 9}}))
         folders.append(folder)
     return folders
@@ -216,6 +220,16 @@ def two_runs(tmp_path):
 def compare(two_runs, out):
     assert main(["compare", *map(str, two_runs), "--out", str(out)]) == 0
     return out.read_text()
+
+
+def test_drops_are_counted_in_two_halves_of_the_steps(tmp_path):
+    """The first half of three steps is one."""
+    steps = [step_events(step)[-1] | {"drops": {"a": 10**step, "b": 3}} for step in range(3)]
+    rows = make_drop_rows(load_history(write_journal(tmp_path, [run_event(), *steps])))
+    assert [(row.reason, row.first_half, row.second_half, row.total) for row in rows] == [
+        ("a", 1, 110, 111),
+        ("b", 3, 6, 9),
+    ]
 
 
 def test_curves_stand_over_each_other_beside_what_differs(two_runs, tmp_path):

@@ -244,3 +244,14 @@ def test_a_thinking_model_writes_what_ends_its_thoughts(tmp_path):
     (rollout,) = HfBackend(model, template, batch_size=1).generate([request], decoding)
     assert rollout.response_token_ids == (likely, likely)
     assert rollout.response_logprobs == pytest.approx((0.0, 0.0), abs=1e-3)
+
+
+@pytest.mark.parametrize("penalty", [0.01, 3.0])
+def test_a_penalty_does_not_count_padding(backend_of, penalty):
+    """transformers counts it as an id of the prompt."""
+    rules = Decoding(max_new_tokens=4, repetition_penalty=penalty, logprobs=True)
+    requests = [make_request(place, prompt_token_ids=tuple(range(20, 20 + size))) for place, size in enumerate((3, 9))]
+    together, alone = backend_of(2).generate(requests, rules), backend_of(1).generate(requests, rules)
+    for one, other in zip(together, alone, strict=True):
+        assert one.sampled_ids == other.sampled_ids
+        assert one.response_logprobs == pytest.approx(other.response_logprobs, abs=1e-5)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from rollmatch.model.images import ImageFeatures, image_arguments, once_per_images
 from rollmatch.model.policy import unwrap
@@ -75,9 +76,13 @@ class HfBackend(RolloutBackend):
         """``synced``: whether ranks share the weights, so that all generate as many tokens."""
         prompts = [self.template.expand(r.token_ids, f) for r, f in zip(requests, features, strict=True)]
         inputs = self._padded_inputs(prompts, features)
+        penalties = [RowPenalty(decoding.repetition_penalty, inputs["attention_mask"].bool())]
         with _seeded(requests[0].seed, sampling=decoding.temperature > 0):
             output = self.model.generate(  # type: ignore[operator]
-                **inputs, generation_config=self._settings(requests, decoding), synced_gpus=synced
+                **inputs,
+                generation_config=self._settings(requests, decoding),
+                logits_processor=LogitsProcessorList(penalties if decoding.repetition_penalty != 1 else ()),
+                synced_gpus=synced,
             )
         sampled = output.sequences[:, inputs["input_ids"].shape[1] :]
         logprobs = _logprobs_of(sampled, output.scores) if decoding.logprobs else [None] * len(requests)
@@ -105,7 +110,6 @@ class HfBackend(RolloutBackend):
         settings: dict[str, object] = {
             "max_new_tokens": max(request.limit(decoding.max_new_tokens) for request in requests),
             "num_beams": decoding.num_beams,
-            "repetition_penalty": decoding.repetition_penalty,
             "suppress_tokens": list(self.template.banned_ids),
             "eos_token_id": sorted(self.template.vocabulary.stop_ids),
             "pad_token_id": self.template.pad_id,
@@ -117,6 +121,28 @@ class HfBackend(RolloutBackend):
             top_k = max(decoding.top_k, 0)
             settings |= {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": top_k}
         return GenerationConfig(**settings)
+
+
+class RowPenalty(RepetitionPenaltyLogitsProcessor):  # type: ignore[misc]
+    """A repetition penalty for which padding was not written: transformers counts its id as one of the row's.
+
+    >>> penalty = RowPenalty(2.0, torch.tensor([[False, True], [True, True]]))
+    >>> penalty(torch.tensor([[0, 1], [0, 1]]), torch.tensor([[4.0, 4.0, 4.0], [4.0, 4.0, 4.0]])).tolist()
+    [[4.0, 2.0, 4.0], [2.0, 2.0, 4.0]]
+    """
+
+    def __init__(self, penalty: float, is_prompt: Tensor) -> None:
+        """``is_prompt``: [B, P] of the left-padded prompts."""
+        super().__init__(penalty)
+        self._is_prompt = is_prompt
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """[B * beams, P + R] ids and [B * beams, V] scores -> scores. The last id of a prompt stands for padding."""
+        is_own = self._is_prompt.repeat_interleave(len(input_ids) // len(self._is_prompt), 0)
+        num_prompt = is_own.shape[1]
+        prompts = torch.where(is_own, input_ids[:, :num_prompt], input_ids[:, num_prompt - 1 : num_prompt])
+        penalized: Tensor = super().__call__(torch.cat([prompts, input_ids[:, num_prompt:]], 1), scores)
+        return penalized
 
 
 def _logprobs_of(sampled: Tensor, scores: Sequence[Tensor]) -> list[list[float] | None]:
