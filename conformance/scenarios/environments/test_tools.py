@@ -67,6 +67,16 @@ def test_calls_of_a_turn_are_executed_in_order(server):
     assert load_tools((server,))["add"].schema["function"]["parameters"]["required"] == ["a", "b"]
 
 
+def test_places_where_a_tool_replied_otherwise_are_different(tmp_path):
+    """Continuations of one state have heard the same."""
+    made, path = begun(f"{FUNCTIONS}:read"), tmp_path / "a.txt"
+    twin = made.clone(generator_of(1))
+    for text, each in (("one", made), ("two", twin)):
+        path.write_text(text)
+        assert text in take_step(each, call("read", path=str(path)), key="x:1").observation
+    assert made.fingerprint() != twin.fingerprint()
+
+
 @pytest.mark.scenario(clauses=["environments/tools-are-functions-and-mcp-servers#4,5"])
 def test_what_a_tool_raises_is_read_by_the_policy(server):
     names = [f"{FUNCTIONS}:{name}" for name in ("multiply", "shout", "divide")] + [server]

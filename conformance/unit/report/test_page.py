@@ -209,9 +209,9 @@ def two_runs(tmp_path):
     folders = []
     for name, steps, seed in (("first", 20, 1), ("second", 30, 2)):
         events = [run_event(max_steps=steps), *chain(*(step_events(step, of=steps) for step in range(steps)))]
-        folder = write_journal(
-            tmp_path / name, events + ([evaluated_event(at, of=20) for at in (0, 20)] if name == "first" else [])
-        )
+        if name == "first":
+            events = [events[0], evaluated_event(0, of=20), *events[1:], evaluated_event(20, of=20)]
+        folder = write_journal(tmp_path / name, events)
         (folder / "resolved.yaml").write_text(yaml.safe_dump({"training": {"seed": seed, "max_steps": 9}}))
         folders.append(folder)
     return folders
