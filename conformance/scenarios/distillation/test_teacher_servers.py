@@ -112,10 +112,11 @@ def ran_ahead(folder, mode, *overrides, teacher=None):
 def test_a_server_judges_the_next_window_while_the_learner_learns(tmp_path):
     alike = ("training.optim=sgd", "custom.extra.rollout_matching.decoding.top_k=1")  # rounding stays rounding
     here = ran_ahead(tmp_path / "here", "ahead", PROMPTED, *alike)
-    teacher = TeacherDouble(MODEL)
+    teacher, own = TeacherDouble(MODEL), f"{{sum: {samples()[0].metadata['sum']}}}"
     with serving(teacher) as url:
-        there = ran_ahead(tmp_path / "there", "ahead", served(url), *alike, teacher=teacher)
-    assert len(teacher.judged) == 3 * 16
+        entries = [served(url, **of).removeprefix(TEACHERS).strip("[]") for of in ({"when": own}, {})]
+        there = ran_ahead(tmp_path / "there", "ahead", f"{TEACHERS}[{', '.join(entries)}]", *alike, teacher=teacher)
+    assert len(teacher.judged) == 3 * 16, "each completion by the entry that teaches its sample"
     ours, theirs = weights_of(here.model), weights_of(there.model)
     assert all(torch.allclose(theirs[name], weight, atol=1e-5) for name, weight in ours.items())
     for name in ("teacher_kl", "divergence"):

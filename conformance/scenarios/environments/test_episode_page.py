@@ -78,10 +78,11 @@ def test_a_slow_tool_and_a_failed_episode_are_written_down_and_shown(tmp_path):
 
 def test_the_tail_is_of_all_windows_and_of_the_last_one(tmp_path):
     """Two ranks write in each of two windows."""
-    head = {"event": "episodes", "time": 1_750_000_009.0}
+    head = {"event": "episodes", "time": 1_750_000_009.0, "engine_s": 10.0, "environment_s": 5.0}
     durations = {(1, 0): [1.0, 2.0], (1, 1): [40.0, 80.0], (2, 0): [3.0, 5.0, 6.0], (2, 1): [4.0]}
     events = [head | {"step": step, "rank": rank, "durations": own} for (step, rank), own in durations.items()]
     sheet = make_episode_sheet(load_history(write_journal(tmp_path, [run_event(), *events])))
+    assert dict(sheet.figures)["waiting for other episodes"] == "57.4%", "81 of 141 s"
     assert sheet.tail == (
         ("p50", "4.00", "4.00"),
         ("p90", "80.00", "6.00"),
