@@ -208,6 +208,9 @@ def _distill(one_of, made):
         keys |= {f"{D}.loss": "divergence", f"{D}.beta": one_of(0, 0.3, 1), f"{D}.top_k": one_of(1, 4, 20)}
     if f"{E}.name" not in keys and one_of(0, 1):
         return
+    if f"{E}.name" in keys and one_of(0, 1):
+        keys |= {f"{D}.environment_weight": one_of(0.5, 2.0), f"{G}.rewards": [], f"{G}.num_generations": 2}
+        return
     keys |= {f"{G}.rewards": [], f"{G}.num_generations": one_of(1, 2)}
     if f"{D}.loss" in keys:
         for name in OF_THE_GRADIENT:

@@ -19,7 +19,15 @@ _DEFAULTS = {
     V: {"num_continuations": 9, "first_continuations": None, "siblings": "none", "steps": "lines", "step_tokens": 100}
     | {"step_probability": 0.9, "step_every": 5, "answer_mark": "", "max_steps": None, "normalization": "whiten"}
     | {"unfinished_return": 0.0},
-    D: {"teachers": [], "loss": "sampled", "beta": None, "top_k": None, "lmbda": 1.0, "answers": None},
+    D: {
+        "teachers": [],
+        "loss": "sampled",
+        "beta": None,
+        "top_k": None,
+        "lmbda": 1.0,
+        "answers": None,
+        "environment_weight": 0.0,
+    },
     f"{V}.search": {"num_rounds": 4, "num_per_round": 8, "num_least": 3},
     T: {"seed": 42, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 1e-5}
     | {"lr_scheduler_type": "linear", "warmup_steps": 0.0, "weight_decay": 0.0, "max_grad_norm": 1.0}

@@ -73,6 +73,7 @@ class Oracle:
         self.is_paid = self.variant in ("grpo", "distill", "vineppo", "vineppo_mcts")
         self.is_grouped, self.distill = self.variant in ("grpo", "distill"), below(self.keys, D)
         has_gradient = self.variant != "distill" or self.distill["loss"] == "sampled" or bool(self.rules["rewards"])
+        has_gradient = has_gradient or self.distill["environment_weight"] > 0
         is_given = any(name.startswith("correction.") for name in self.rules)
         self.corrects = has_gradient and (is_given or self.rules["correction_cap"] is not None)
         self.corrects &= self.rules["old_logprobs"] == "recomputed"
@@ -354,14 +355,17 @@ class Oracle:
     def compare(self, per_rank: list, result: Step) -> None:
         """Advantages, masks and recorded log-probabilities of a window's completions."""
         size, rules = self.repeats, self.rules
-        everyone = [c["reward"] for own in per_rank for c in own if c["reward"] is not None]
+        weight = self.distill["environment_weight"] or 1.0
+        everyone = [weight * c["reward"] for own in per_rank for c in own if c["reward"] is not None]
         reuse = rules["steps_per_generation"] * rules["num_iterations"]
         for own in per_rank:
             self.check_rewards(own)
-            groups = [[c["reward"] for c in own[i : i + size]] for i in range(0, len(own), size)]
+            paid = [None if c["reward"] is None else weight * c["reward"] for c in own]
+            groups = [paid[i : i + size] for i in range(0, len(own), size)]
             options = {"baseline": rules["baseline"], "scale": rules["scale_rewards"], "everyone": everyone}
             found = [a for row in group_advantages(groups, **options) for a in row]
-            found = [0.0] * len(own) if self.variant == "distill" and not rules["rewards"] else found
+            if self.variant == "distill" and not rules["rewards"] and not self.distill["environment_weight"]:
+                found = [0.0] * len(own)
             for c, advantage in zip(own, found, strict=True):
                 c["advantages"] = [advantage] * len(c["target"])
                 c["masked"] = c["reward"] is None or (rules["mask_truncated_completions"] and not c["ended"])

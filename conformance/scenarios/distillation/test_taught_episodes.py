@@ -88,6 +88,34 @@ def test_an_environments_pay_is_not_learnt_from(tmp_path):
     assert all(torch.allclose(after[name], weight, atol=1e-6) for name, weight in before.items())
 
 
+@pytest.mark.scenario(
+    "distillation/an-environment-s-pay-is-learnt-from-beside-a-teacher",
+    clauses=["distillation/episodes-of-an-environment-are-taught-turn-by-turn#5"],
+)
+def test_an_environments_pay_is_learnt_from_beside_a_teacher(tmp_path):
+    """The teacher is the policy, so the step is that of the pay alone."""
+    once = ("training.max_steps=1", "training.warmup_steps=0")
+    weight = "custom.extra.distill.environment_weight=1"
+    mixed = make_trainer(tmp_path / "mixed", *DISTILL, ITSELF, weight, *once)
+    alone = make_trainer(tmp_path / "alone", *DISTILL, "custom.trainer_variant=grpo", *once)
+    before = weights_of(mixed.model)
+    mixed.train()
+    alone.train()
+    found, expected = weights_of(mixed.model), weights_of(alone.model)
+    assert any(not torch.equal(weight, before[name]) for name, weight in expected.items())
+    assert all(torch.allclose(found[name], weight, atol=1e-6) for name, weight in expected.items())
+
+
+@pytest.mark.scenario(clauses=["distillation/episodes-of-an-environment-are-taught-turn-by-turn#6"])
+def test_a_weight_of_pay_needs_an_environment_that_pays_and_a_teacher():
+    key = "custom.extra.distill.environment_weight"
+    taught = (*DISTILL, "~.decoding.temperature=1", f"{TEACHERS}[{{model: a}}]", f"{key}=0.5")
+    assert [(one.code, one.key) for one in problems_of(*taught)] == [("pay-unused", key)]
+    grpo = (*taught, "custom.trainer_variant=grpo", "custom.extra.environment.name=a:B")
+    assert ("pay-unused", key) in {(one.code, one.key) for one in problems_of(*grpo)}
+    assert config_with(*taught, "custom.extra.environment={name: 'a:B', max_response_tokens: 512}")
+
+
 @pytest.mark.scenario(clauses=["distillation/episodes-of-an-environment-are-taught-turn-by-turn#2"])
 def test_an_evaluation_counts_what_the_policy_wrote(tmp_path):
     trainer = damaged(make_trainer(tmp_path, *DISTILL, ITSELF))

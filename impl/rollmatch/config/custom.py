@@ -233,6 +233,8 @@ class DistillConfig(Section):
     answers: Text | None = None
     """The data set's own answer, where lmbda is below 1: {name} stands for the field name of the sample's metadata,
     {question} for the last user message; {{ and }} are braces."""
+    environment_weight: Weight = 0.0
+    """Weight of what an environment pays, beside the weights of teachers; 0 only shows it. Unit: weight."""
 
 
 class SearchConfig(Section):

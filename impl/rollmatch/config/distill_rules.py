@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from rollmatch.config.custom import GrpoConfig
-from rollmatch.config.effective import has_policy_gradient
+from rollmatch.config.effective import compares_beside_teachers, has_policy_gradient
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.errors import ConfigError
 
@@ -143,13 +143,26 @@ def _policy_gradient(config: RunConfig) -> Iterator[ConfigError]:
 def _group(config: RunConfig) -> Iterator[ConfigError]:
     """What compares completions needs two of them."""
     rules, variant = config.custom.extra.grpo, config.custom.trainer_variant
-    compares = config.custom.learns_from_completions and (variant != "distill" or rules.compares)
+    compares = config.custom.learns_from_completions and (variant != "distill" or compares_beside_teachers(config))
     if rules.num_generations == 1 and compares:
         problem, remedy = "is 1, but rewards are compared within a group", "Set it to 2 or more."
         yield ConfigError(problem, code="group-too-small", key=f"{GRPO}.num_generations", remedy=remedy)
 
 
+PAY = f"{DISTILL}.environment_weight"
+
+
+def _pay(config: RunConfig) -> Iterator[ConfigError]:
+    extra, key = config.custom.extra, PAY
+    is_distill = config.custom.trainer_variant == "distill"
+    if extra.distill.environment_weight and (not is_distill or extra.environment.name is None):
+        why = "no environment pays" if is_distill else f"trainer_variant is {config.custom.trainer_variant}"
+        problem, remedy = f"is set, but {why}", "Remove it, or set trainer_variant to distill and environment.name."
+        yield ConfigError(problem, code="pay-unused", key=key, remedy=remedy)
+
+
 DISTILL_RULES: tuple[Rule, ...] = (
+    Rule(reads=(VARIANT, PAY, "custom.extra.environment"), check=_pay),
     Rule(reads=(VARIANT, f"{DISTILL}.teachers"), check=_teachers),
     Rule(reads=(f"{DISTILL}.teachers",), check=_each_teacher),
     Rule(reads=(f"{DISTILL}.teachers",), check=_order),
@@ -167,8 +180,8 @@ DISTILL_RULES: tuple[Rule, ...] = (
     Rule(reads=(f"{DISTILL}.teachers", TEMPERATURE), check=_temperature),
     Rule(reads=(VARIANT, f"{DISTILL}.loss", f"{DISTILL}.beta", f"{DISTILL}.top_k"), check=_loss),
     Rule(
-        reads=(VARIANT, f"{DISTILL}.loss", f"{GRPO}.rewards", *(f"{GRPO}.{name}" for name in OF_THE_GRADIENT)),
+        reads=(VARIANT, f"{DISTILL}.loss", PAY, f"{GRPO}.rewards", *(f"{GRPO}.{name}" for name in OF_THE_GRADIENT)),
         check=_policy_gradient,
     ),
-    Rule(reads=(VARIANT, f"{GRPO}.rewards", f"{GRPO}.num_generations"), check=_group),
+    Rule(reads=(VARIANT, PAY, f"{GRPO}.rewards", f"{GRPO}.num_generations"), check=_group),
 )

@@ -203,7 +203,12 @@ def has_policy_gradient(config: RunConfig) -> bool:
     """Whether completions are learnt from by ratios and advantages, and not by a divergence alone."""
     extra = config.custom.extra
     is_divergence = config.custom.trainer_variant == "distill" and extra.distill.loss == "divergence"
-    return config.custom.learns_from_completions and (not is_divergence or extra.grpo.compares)
+    return config.custom.learns_from_completions and (not is_divergence or compares_beside_teachers(config))
+
+
+def compares_beside_teachers(config: RunConfig) -> bool:
+    """Whether rewards or pay count beside teachers."""
+    return config.custom.extra.grpo.compares or config.custom.extra.distill.environment_weight > 0
 
 
 def corrects(config: RunConfig) -> bool:

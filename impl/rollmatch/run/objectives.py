@@ -76,7 +76,13 @@ def _distill(
     if rules.beta is not None and rules.top_k is not None:
         divergence = Divergence(beta=rules.beta, top_k=rules.top_k)
     fields = _of_grpo(config, template)
-    return DistillObjective(**fields, world=world, teachers=tuple(teachers), divergence=divergence)
+    return DistillObjective(
+        **fields,
+        world=world,
+        teachers=tuple(teachers),
+        divergence=divergence,
+        environment_weight=rules.environment_weight,
+    )
 
 
 def _reuse(rules: GrpoConfig) -> Reuse:

@@ -1,7 +1,7 @@
 """Distillation as an objective: the policy writes, teachers say how likely each of its tokens should have been."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import ClassVar
 
@@ -25,6 +25,8 @@ class DistillObjective(GrpoObjective):
     teachers: tuple[Teacher, ...]
     divergence: Divergence | None
     """None: the sampled tokens alone."""
+    environment_weight: float = 0.0
+    """Of what the environment pays; 0: it is shown, not learnt from."""
     term_names: ClassVar[tuple[str, ...]] = DISTILL_TERM_NAMES
 
     def with_logprobs(
@@ -77,8 +79,14 @@ class DistillObjective(GrpoObjective):
         begin_all(self.teachers, step, segments, top_k=self._top_k)
 
     def _advantages(self, judged: Sequence[Judgement], context: ObjectiveContext) -> list[float]:
-        """As GRPO's; what an environment pays is shown, not learnt from."""
-        return super()._advantages(judged, context) if self.rewards else [0.0] * len(judged)
+        """As GRPO's; of an environment's pay by its weight."""
+        if self.rewards:
+            return super()._advantages(judged, context)
+        if not self.environment_weight:
+            return [0.0] * len(judged)
+        totals = [None if one.total is None else self.environment_weight * one.total for one in judged]
+        paid = [replace(one, total=total) for one, total in zip(judged, totals, strict=True)]
+        return super()._advantages(paid, context)
 
     @property
     def _top_k(self) -> int:
