@@ -4,6 +4,7 @@ Bodies are drawn from the server's own OpenAPI description: with many entries, o
 process, turns of its event loop, the form of every error and the version of every response are judged.
 """
 
+import http
 import json
 import math
 import re
@@ -25,6 +26,7 @@ import torch
 
 from conformance.doubles.digits import MODEL, load_model, perturb
 from conformance.doubles.instance import ENGINE, free_port, running, settings_for
+from conformance.doubles.request_bodies import picture
 from conformance.doubles.server_fixtures import HELD_S, MOST_OF_TURNS, turns_of
 from conformance.judge.calls import RawLearner, text_batch
 from conformance.judge.servers.bounded import in_thread
@@ -35,6 +37,8 @@ HEALTH_S = 1.0
 """In which 99 % of the answers about health have to come."""
 BOUND_S, MAX_GROWTH_MIB = 90.0, 300
 LONGEST_TURN_S, MEMORY_EVERY_S = 1.0, 0.05
+DRAIN_S = 0.5
+"""Less than streams take, so that commits meet them."""
 UPDATE_S = 10.0
 """What an update may take on a busy machine, beside ``drain_s``."""
 PROMPTS = text_batch([[7, 8, 9], [5, 6], [9, 9, 9]])
@@ -306,6 +310,15 @@ def streams(attacked):
         attacked.wrong.append(f"starved: beside streams, updates took {[round(each, 1) for each in seconds]} s")
 
 
+def images(attacked):
+    """Small files of many pixels, several at a time: most are served, and none is kept."""
+    content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture(2000, 2000)}"}}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
+    for _ in range(12):
+        if attacked.post("/v1/chat/completions/", body) != http.HTTPStatus.OK:
+            attacked.wrong.append("an image was refused though no other call had any")
+
+
 def slow(attacked):
     """Bodies that come byte by byte, on many connections."""
     call = b"POST /generate/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n{"
@@ -365,7 +378,7 @@ def report(attacked, looks, show):
 
 ATTACKS = (
     counts_and_depths, counts_and_depths, types, frames, hosts, wide, structures, template_values, not_finite, streams,
-    slow, model_directories,
+    images, slow, model_directories,
 )  # fmt: skip
 UPDATING = {not_finite, streams}
 """Of which one at a time is a learner's."""
@@ -375,7 +388,8 @@ def attack(seed, *, num, minutes, looks, chance, kinds="", show=print):
     """``num`` attacks, two at a time; returns their number and what is wrong, in words."""
     key, began, struck = chance.choice((None, "the key")), time.monotonic(), Counter()
     chosen = [each for each in ATTACKS if not kinds or each.__name__ in kinds.split(",")]
-    with running(Path(f"/tmp/attacked-{seed}.txt"), api_key=key, engine_arguments=ENGINE, data_parallel_size=1) as one:
+    fields = {"api_key": key, "engine_arguments": ENGINE, "data_parallel_size": 1, "drain_s": DRAIN_S}
+    with running(Path(f"/tmp/attacked-{seed}.txt"), **fields) as one:
         attacked = AttackedServer(one, chance)
         attacked.check_responses()
         looks.watch(one.settings.port)

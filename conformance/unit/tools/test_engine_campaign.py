@@ -61,6 +61,12 @@ MENDS = {
         kind="not_finite",
         finding="weights that are not finite were committed",
     ),
+    "images that leave with their call": Mend(
+        file="dialects/openai/routes.py",
+        changes=(('Image.new("RGB", (1, 1)) for _ in images', "images"),),
+        kind="images",
+        finding="memory:",
+    ),
     "one version of a stream": Mend(
         file="server/engine_pool.py",
         changes=(("                if has_begun:\n", "                if False:\n"),),
@@ -84,6 +90,7 @@ def test_a_mend_can_be_taken_out(name):
 TOGETHER = {
     "--attacks 20": ("limits of what frames a body", "counts before validation", "weights that are not finite"),
     "--attacks 8": ("turns of the event loop", "one version of a stream"),
+    "--attacks 5": ("images that leave with their call",),
     "--real 1": ("the wait for a left group's port",),
 }
 """Those that one server may lack: none hides another one's finding. Wide calls may take memory, which counts show."""
