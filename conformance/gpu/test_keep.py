@@ -12,13 +12,13 @@ from conformance.doubles.learner_side import connected, rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.model.checkpoint import merged_weights
 
-LENGTH, NUM_SCENES = 600, 6
+LENGTH, NUM_SCENES = 400, 4
 LONG = {"enforce_eager": False, "kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.05}
 
 
 def weights_of(seed, device):
     model = load_model()
-    perturb(model, seed=seed, scale=0.05)
+    perturb(model, seed=seed, scale=0.2)
     return {name: tensor.to(device) for name, tensor in merged_weights(model)}
 
 
