@@ -12,7 +12,7 @@ from conformance.doubles.learner_side import connected, rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.model.checkpoint import merged_weights
 
-LENGTH, NUM_SCENES = 400, 4
+LENGTH, NUM_SCENES = 1800, 2
 LONG = {"enforce_eager": False, "kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.05}
 
 
