@@ -55,9 +55,10 @@ class ImageReader:
         self.roots, self.domains = tuple(Path(root).resolve() for root in roots), tuple(domains)
         self.limits = limits or LimitsConfig()
         self._downloading = ThreadPoolExecutor(_DOWNLOADING_CALLS, thread_name_prefix="downloads")
-        self._pixels, self._lock = 0, threading.RLock()  # a collection may release an image wherever it begins
+        self._pixels = 0
+        """Of all decoded images that are in memory."""
+        self._lock = threading.RLock()  # a collection may release an image wherever it begins
         self._collected_at = 0.0
-        """Pixels of all decoded images that are in memory."""
 
     def budget(self) -> PixelBudget:
         """A new call's."""
