@@ -138,7 +138,6 @@ def with_a_pipe(place):
             (None, [*GRPO_WITH, f"{REWARDS}=[{{function: '{reward}'}}]"], [(code, f"{REWARDS}.0.function")])
             for reward, code in (
                 ("nobody:x", "reward-unknown"),
-                ("mine:needs_ids", "reward-signature"),
                 ("mine:three", "reward-signature"),
                 ("leaves:x", "reward-unknown"),
             )
@@ -147,9 +146,7 @@ def with_a_pipe(place):
 )
 def test_check_finds_what_is_wrong(place, capsys, monkeypatch, spoil, arguments, problems):
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    (place / "mine.py").write_text(
-        "def needs_ids(completions, completion_ids): ...\ndef three(answer, sample, other): ...\n"
-    )
+    (place / "mine.py").write_text("def three(answer, sample, other): ...\n")
     (place / "leaves.py").write_text("raise SystemExit(0)")
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "wandb" and find(name))

@@ -113,7 +113,9 @@ def test_completions_are_kept_and_shown(run):
 
 def test_the_page_shows_completions_of_all_of_a_long_run():
     events = [{"event": "completions", "step": step, "completions": [{"text": "<b>"}, 3]} for step in range(100)]
-    assert [group.step for group in make_completion_groups(make_history(events))] == spread(100, 12)
+    assert [group.step for group in make_completion_groups(make_history(events))] == [
+        step + 1 for step in spread(100, 12)
+    ]
 
 
 def test_a_resumed_run_remembers_how_long_nothing_has_got_better(run):

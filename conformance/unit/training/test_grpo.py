@@ -125,7 +125,11 @@ def test_a_micro_batch_takes_one_pass_and_one_more_for_a_reference_without_adapt
 
 def test_a_completion_that_waits_for_a_row_keeps_log_probabilities_of_the_weights_that_made_it(tmp_path):
     """Only those that wait are scored, once; the others start from the step's own."""
-    packed = ("training.packing=true", "global_max_length=80", "training.max_steps=2")
+    packed = (
+        *("training.packing=true", "training.packing_drop_last=true"),
+        "global_max_length=80",
+        "training.max_steps=2",
+    )
     trainer = make_trainer(tmp_path, *GRPO, *ONE_GROUP, *packed, samples=unseen(SAMPLES), is_shallow=True)
     passes = passes_of(trainer)
     trainer.train()

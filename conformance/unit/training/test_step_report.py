@@ -88,7 +88,7 @@ def test_a_completion_is_shown_with_its_first_4000_characters(full):
     (shown,) = full.completions([SAMPLE], rollouts, reports, lambda ids: "x" * 500 * len(ids))
     assert shown["text"] == "x" * 4000
     fields = {"sample_id": 0, "num_tokens": 10, "finish_reason": "length", "worth": {"f1": 2 / 6}}
-    assert shown == fields | {"text": "x" * 4000, "question": "", "expected": ""}
+    assert shown == fields | {"text": "x" * 4000, "question": "", "expected": "", "columns": {}}
 
 
 def test_a_step_without_calls_beside_it_wrote_while_the_learner_waited(full, monkeypatch):

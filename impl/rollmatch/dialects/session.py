@@ -102,9 +102,10 @@ class RolloutServer:
 
     def instance(self) -> str:
         """What the server calls itself since its start, empty if nothing; a stock vllm serve: its weights."""
-        if "/weight_info" in self.routes:
-            return str(self.get("/weight_info", timeout_s=HEALTH_TIMEOUT_S).get("weight_version", ""))
-        return str(self.health(timeout_s=HEALTH_TIMEOUT_S).get("instance", ""))
+        health = self.health(timeout_s=HEALTH_TIMEOUT_S)
+        if "instance" in health or "/weight_info" not in self.routes:
+            return str(health.get("instance", ""))
+        return str(self.get("/weight_info", timeout_s=HEALTH_TIMEOUT_S).get("weight_version", ""))
 
     def path_of(self, route: str) -> str:
         """A route as this server writes it: with a slash at its end unless its list of routes has none."""

@@ -87,11 +87,12 @@ def _try_rewards(
 
     Errors: ``ErrorList`` of ``reward-fails``.
     """
+    if not (rewards and samples):
+        return
     with loading():
         from transformers import TrainerState
     errors: list[RollmatchError] = []
-    state = TrainerState(max_steps=max_steps)
-    for name, error in try_out(rewards, samples[0], state) if samples else ():
+    for name, error in try_out(rewards, samples[0], TrainerState(max_steps=max_steps)):
         what = error.problem if isinstance(error, TargetError) else f"raised {type(error).__name__}: {error}"
         problem = f"{name} on {samples[0].origin} {what}"
         if is_of_function(error):
