@@ -22,6 +22,7 @@ from conformance.judge.servers.recording import facts_of_today, is_due
 from conformance.judge.servers.verdicts import summary
 from conformance.judge.trainers.recording import TRAINERS, TrainerRecording, write_trainer
 from conformance.judge.trainers.runs import RUNS, TrainerRuns, TrainerSubject, command_launch, spoken
+from rollmatch import __version__
 
 VLLM = "custom.extra.rollout_matching.vllm"
 
@@ -102,7 +103,7 @@ KNOWN = (
     *(
         KnownTrainer(
             name=f"rollmatch-{dialect}",
-            version="0.1.0",
+            version=__version__,
             dialect=dialect,
             title=f"rollmatch train, {dialect} dialect",
             command=_own,

@@ -166,8 +166,8 @@ class BrokenServer:
         ids = list(self.engine.encode(body["messages"]))
         return {"tokens": ids[:-2] if self.broken("tokenization leaves out the end of the template") else ids}
 
-    def pause(self, _: Any, mode: str = "abort") -> None:
-        """Calls go on, and none is given up."""
+    def pause(self, _: Any, mode: str = "abort", clear_cache: str = "true") -> None:
+        """Calls continue, and none is given up; there is no cache."""
         self.transfer.is_paused = self.named.is_paused = True
         self.pauses.append(mode)
 
