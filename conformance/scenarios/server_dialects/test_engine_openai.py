@@ -121,7 +121,7 @@ def test_token_ids_with_an_image_have_the_ids_and_logprobs_of_the_native_route(s
     assert reply["prompt_token_ids"].count(image_id) == run["length"] > 1
 
 
-@pytest.mark.scenario(clauses=["server-dialects/our-server-serves-trainers-of-stock-vllm-servers#10"])
+@pytest.mark.scenario(clauses=["server-dialects/our-server-serves-trainers-of-stock-vllm-servers#11"])
 def test_images_that_were_rendered_belong_to_any_prompt_with_as_many(server, base, scene_requests, greedy):
     (request, *_) = scene_requests
     prompt_ids, url = list(request.prompt_token_ids), data_url(Path(request.sample.images[0]))

@@ -77,7 +77,7 @@ def test_an_update_in_several_calls_is_served_at_its_end(trainer):
     assert trainer.post("/reset_prefix_cache") == DONE
 
 
-@pytest.mark.scenario(clauses=["server-dialects/our-server-serves-trainers-of-stock-vllm-servers#1"])
+@pytest.mark.scenario(clauses=["server-dialects/our-server-serves-trainers-of-stock-vllm-servers#1,10"])
 def test_weights_have_the_name_that_the_learner_gave_them_until_others_come(trainer):
     trainer.join()
     for name, expected in (("first", "first"), (None, "2")):
@@ -85,6 +85,9 @@ def test_weights_have_the_name_that_the_learner_gave_them_until_others_come(trai
         trainer.send(trainer.held)
         trainer.finish(**({"weight_version": name} if name else {}))
         assert trainer.get("/weight_info") == {"weight_version": expected}
+        body = {"token_ids": [5], "sampling_params": {"max_tokens": 3}}
+        (choice,) = trainer.client.post("/inference/v1/generate", json=body).json()["choices"]
+        assert choice["weight_versions"] == [{"start": 0, "end": 3, "version": expected}]
     assert trainer.post("/update_weight_version", {"new_version": "later"}) == DONE
     assert trainer.get("/weight_info") == {"weight_version": "later"}
 

@@ -165,6 +165,7 @@ _SEEN_BY = {
     event: tuple(machine for machine, rows in TRANSITIONS.items() if any(event in row for row in rows.values()))
     for event in Event
 }
+_NAMES_KEPT = 8
 PAUSED = frozenset({Incoming.COMMITTING, Incoming.DRAINING, Incoming.WRITING})
 """States in which no response is begun."""
 
@@ -223,6 +224,8 @@ class UpdateState:
         self.served = Served.SERVING if weights_set else Served.NOT_SET
         self.policy_version = 0
         """Of the served weights."""
+        self.version_names: dict[int, str] = {}
+        """What a learner called policy versions: the served one, and those that a response may still be of."""
         self.attached: Attached | None = None
         """The learner of an open group."""
         self.staged: Staged | None = None
@@ -304,6 +307,16 @@ class UpdateState:
         """``LOADED``: what generates from now on is this version."""
         self.fire(Event.LOADED)
         self.policy_version = version
+
+    def name_version(self, name: str) -> None:
+        """Call the served version so."""
+        kept = range(self.policy_version - _NAMES_KEPT + 1, self.policy_version)
+        self.version_names = {old: self.version_names[old] for old in kept if old in self.version_names}
+        self.version_names[self.policy_version] = name
+
+    def name_of(self, version: int) -> str:
+        """The learner's name of a version; its number, where it gave none."""
+        return self.version_names.get(version, str(version))
 
     def check_free(self, client: str) -> None:
         """Errors: ``CommunicatorRefused``."""

@@ -51,6 +51,8 @@ class OpenAIBody(GivenVllmSampling):
     """Fields of OpenAI's clients that change no response here; vLLM does not get them."""
 
     model: str | None = None
+    request_id: Annotated[str, Field(max_length=1024)] | None = None
+    """Part of the reply's ``id``."""
     n: Annotated[Int64, Field(ge=1)] | None = None
     seed: Int64 | None = None
     max_tokens: Longest | None = None

@@ -47,7 +47,7 @@ def token_routes(server: ServerState) -> APIRouter:
         outputs = await unless_gone(request, server.generator.generate([asked], where="token_ids", clamp=True))
         if isinstance(outputs, Response):
             return outputs
-        fields = await asyncio.to_thread(_reply, body, outputs, name=names_of(server)[0])
+        fields = await asyncio.to_thread(_reply, body, outputs, server=server)
         if body.return_token_ids:
             fields |= _prompt_of(body, outputs[0][0], server.prompts.image_id)
         return server.with_version(await asyncio.to_thread(answer, request, fields), outputs)
@@ -111,21 +111,23 @@ def token_request(body: TokenBody) -> GenerateRequest:
     )
 
 
-def _reply(body: TokenBody, outputs: Sequence[tuple[EngineOutput, int]], *, name: str) -> dict[str, object]:
+def _reply(body: TokenBody, outputs: Sequence[tuple[EngineOutput, int]], *, server: ServerState) -> dict[str, object]:
     num_prompt = len(outputs[0][0].prompt_token_ids)
     num_written = sum(len(output.response_token_ids) for output, _ in outputs)
     usage = {"prompt_tokens": num_prompt, "completion_tokens": num_written, "total_tokens": num_prompt + num_written}
     return {
         "request_id": body.request_id or uuid.uuid4().hex,
-        "model": name,
+        "model": names_of(server)[0],
         "created": int(time.time()),
-        "choices": [_choice(place, *pair) for place, pair in enumerate(outputs)],
+        "choices": [
+            _choice(place, *pair, version_name=server.update.name_of(pair[1])) for place, pair in enumerate(outputs)
+        ],
         "usage": usage,
         "policy_version": min(version for _, version in outputs),
     }
 
 
-def _choice(place: int, output: EngineOutput, version: int) -> dict[str, object]:
+def _choice(place: int, output: EngineOutput, version: int, *, version_name: str) -> dict[str, object]:
     return {
         "index": place,
         "token_ids": output.response_token_ids,
@@ -133,6 +135,7 @@ def _choice(place: int, output: EngineOutput, version: int) -> dict[str, object]
         "stop_reason": output.stop_token_id,
         "logprobs": None if output.logprobs is None else {"content": _logprobs_of(output)},
         "policy_version": version,
+        "weight_versions": [{"start": 0, "end": len(output.response_token_ids), "version": version_name}],
     }
 
 

@@ -15,7 +15,7 @@ from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.openapi import accepts
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import ServerState
-from rollmatch.server.update import Event, Hold
+from rollmatch.server.update import Event, Hold, UpdateState
 
 PauseMode = Literal["abort", "wait", "keep"]
 
@@ -26,7 +26,7 @@ def vllm_routes(server: ServerState) -> APIRouter:
     updates = StockUpdate(server)
     _add_group(router, updates)
     _add_updates(router, updates)
-    _add_versions(router, updates)
+    _add_versions(router, server.update)
     _add_pauses(router, server)
 
     @router.get("/server_info/")
@@ -87,16 +87,16 @@ def _add_updates(router: APIRouter, updates: StockUpdate) -> None:
         return await _done(request, updates.finish(body.weight_version), "Weight update finished")
 
 
-def _add_versions(router: APIRouter, updates: StockUpdate) -> None:
+def _add_versions(router: APIRouter, update: UpdateState) -> None:
     @router.get("/weight_info/")
     async def info(request: Request) -> Response:
-        return answer(request, {"weight_version": updates.weight_version})
+        return answer(request, {"weight_version": update.name_of(update.policy_version)})
 
     @router.post("/update_weight_version/")
     @accepts(WeightVersionBody)
     async def name(request: Request) -> Response:
         body = await read_body(request, WeightVersionBody)
-        updates.name(body.new_version)
+        update.name_version(body.new_version)
         return answer(request, {"success": True, "new_version": body.new_version})
 
 

@@ -40,19 +40,7 @@ class StockUpdate:
         """Calls that change the update come one after the other."""
         self._digests: dict[str, str] = {}
         """Of what has arrived."""
-        self._named: tuple[int, str] | None = None
-        """The learner's name of a policy version."""
         self._committing: asyncio.Task[Any] | None = None
-
-    @property
-    def weight_version(self) -> str:
-        """The learner's name of what is served; the policy version, where it gave none."""
-        version = self.update.policy_version
-        return self._named[1] if self._named and self._named[0] == version else str(version)
-
-    def name(self, weight_version: str) -> None:
-        """Call what is served so."""
-        self._named = self.update.policy_version, weight_version
 
     async def open(self, info: InitInfo) -> None:
         """Join the learner's group on all workers. Errors: those of ``Communicator.join``."""
@@ -124,7 +112,7 @@ class StockUpdate:
     async def _commit(self, weight_version: str | None) -> None:
         await self.communicator.swap(self.update.policy_version + 1)
         if weight_version is not None:
-            self.name(weight_version)
+            self.update.name_version(weight_version)
 
     def _check_started(self) -> Attached:
         attached = self.update.check_attached(STOCK)
