@@ -55,7 +55,7 @@ class RecordingServer(BrokenServer):
         self.is_disturbed = self.is_paused = self.is_down = self.is_holding = False
         super().__init__(engine)
         self.posts["reset_mm_cache"] = lambda _: {"success": True}
-        self.posts |= {"pause": lambda _: self._pause(True), "resume": lambda _: self._pause(False)}
+        self.posts |= {"pause": lambda _, **query: self._pause(True), "resume": lambda _: self._pause(False)}
         self.gets["server_info"] = lambda: {"vllm_config": CONFIG}
         self.gets["v1/models"] = lambda: {"data": [{"id": "policy", "parent": None}]}
         self.gets["get_model_state_keys"] = lambda: {"keys": sorted(self.engine.weights)}

@@ -75,7 +75,8 @@ def _native(body: Any, engine: TinyEngine) -> Any:
 
 def _completions(body: Any, engine: TinyEngine) -> Any:
     sampling, seed = sampling_of(body)
-    prompts = [_of_ids(ids, None, str(body.get("request_id")), engine) for ids in body["prompt"]]
+    given = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+    prompts = [_of_ids(ids, None, str(body.get("request_id")), engine) for ids in given]
     return prompts, sampling, _counted(seed, prompts, sampling, engine)
 
 
