@@ -82,7 +82,7 @@ class RecordingServer(BrokenServer):
         super().init(body | {"host": "127.0.0.1"})
 
     def routes(self) -> Any:
-        further = {f"/{path}" for path in FURTHER[self.dialect].split() if path in (*CLOSING, AGAIN)}
+        further = {f"/{path}" for path in FURTHER[self.dialect].split() if path in (*CLOSING, AGAIN, "weight_info")}
         return {"paths": {path: {} for path in sorted(DIALECTS[self.dialect].routes | further)}}
 
     def restart(self) -> None:
