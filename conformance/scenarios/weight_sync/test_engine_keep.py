@@ -8,6 +8,7 @@ import pytest
 from conformance.doubles.kept_responses import SampledResponses
 from conformance.doubles.learner_side import connected, rendezvous, sync
 from conformance.doubles.processes import stopped
+from conformance.doubles.server_fixtures import num_restarted
 from conformance.judge.servers.bounded import in_thread
 from rollmatch.dialects.native.sender import NativeSender
 
@@ -66,7 +67,10 @@ def test_calls_of_other_dialects_begin_again_at_a_commit(instance, learner, poli
             other = in_thread(server.post, "/generate/", prompt)
             while server.health()["running"] < len(sampled.requests) + 2:
                 assert not other.done(), other.result()
-        return server.post("/native/sync/commit/", choice), other
+            restarted, committing = num_restarted(server), in_thread(server.post, "/native/sync/commit/", choice)
+            while num_restarted(server) < restarted + 2:
+                assert not committing.done(), committing.result()
+        return committing.result(), other
 
     rollouts, ((status, body), other) = sampled.interrupted_by(commit)
     assert (status, body["policy_version"], other.result()[0]) == (200, first + 1, 200), body
