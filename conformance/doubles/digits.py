@@ -13,6 +13,7 @@ from rollmatch.config import RunConfig, load_config
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.data import load_samples
 from rollmatch.learn.attention import PACKED_ATTENTION
+from rollmatch.model.checkpoint import merged_weights
 from rollmatch.model.policy import load_policy, unwrap
 from rollmatch.model.template import Template
 from rollmatch.records import RolloutRequest, Sample
@@ -100,6 +101,14 @@ def perturb(model: torch.nn.Module, *, seed: int, scale: float) -> None:
     for weight in model.parameters():
         spread = weight.std() if weight.numel() > 1 and weight.std() > 0 else weight.abs().mean() + 1e-2
         weight += scale * spread * torch.randn(weight.shape, generator=generator)
+
+
+def policy_weights(seed: int, device: torch.device, *, scale: float) -> dict[str, torch.Tensor]:
+    """What a learner sends of the digits model, moved by ``scale``; as it is for seed 0."""
+    model = load_model()
+    if seed:
+        perturb(model, seed=seed, scale=scale)
+    return {name: tensor.to(device) for name, tensor in merged_weights(model)}
 
 
 def tokens_of(rollouts) -> list[tuple[int, ...]]:

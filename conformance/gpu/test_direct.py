@@ -1,20 +1,20 @@
 """Weights from one GPU straight into the parameters of an engine on another, by NCCL."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from benchmarks.gpu import receivers
-from conformance.doubles.digits import MODEL, load_model, perturb
+from conformance.doubles.digits import MODEL, policy_weights
 from conformance.doubles.instance import ENGINE, running
 from conformance.doubles.learner_side import connected, rendezvous
 from conformance.doubles.refusals import refused
 from conformance.gpu.greedy import answers
 from conformance.judge.calls import text_batch
 from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.model.checkpoint import merged_weights
 from rollmatch.weights.digest import add_mixed_in, mixed_digest_of, mixed_digests
 from rollmatch.weights.nccl import DirectGroup
 
@@ -43,11 +43,7 @@ def test_runs_of_one_memory_have_the_digests_of_their_bytes(sizes):
     assert mixed_digests(sums) == [mixed_digest_of(part.cpu()) for part in torch.split(raw, sizes)]
 
 
-def weights_of(seed, device):
-    model = load_model()
-    if seed:
-        perturb(model, seed=seed, scale=0.05)
-    return {name: tensor.to(device) for name, tensor in merged_weights(model)}
+weights_of = partial(policy_weights, scale=0.05)
 
 
 @pytest.fixture

@@ -5,28 +5,21 @@ from collections import Counter
 import pytest
 import torch
 
-from conformance.doubles.digits import load_model, perturb, requests_for, scenes
+from conformance.doubles.digits import policy_weights, requests_for, scenes
 from conformance.doubles.instance import ENGINE, running
 from conformance.doubles.kept_responses import SampledResponses
 from conformance.doubles.learner_side import connected, rendezvous
 from rollmatch.dialects.native.sender import NativeSender
-from rollmatch.model.checkpoint import merged_weights
 
 LENGTH, NUM_SCENES = 1800, 2
 LONG = {"enforce_eager": False, "kv_cache_memory_bytes": 2**30, "gpu_memory_utilization": 0.05}
-
-
-def weights_of(seed, device):
-    model = load_model()
-    perturb(model, seed=seed, scale=0.2)
-    return {name: tensor.to(device) for name, tensor in merged_weights(model)}
 
 
 @pytest.mark.gpu(2)
 def test_the_new_weights_write_the_rest_of_responses_under_way(tmp_path):
     device = torch.device("cuda", torch.cuda.device_count() - 1)
     torch.cuda.set_device(device)
-    policies = [weights_of(seed, device) for seed in (1, 2, 3)]
+    policies = [policy_weights(seed, device, scale=0.2) for seed in (1, 2, 3)]
     fields = {"gpus": ("0",), "drain_s": 0.1, "max_model_len": 2048, "engine_arguments": ENGINE | LONG}
     with running(tmp_path / "log", load_format="dummy", **fields) as instance:
         sender = NativeSender([connected(instance.server.url)], rendezvous(join_timeout_s=60.0), stage=False, keep=True)

@@ -38,7 +38,7 @@ HEALTH_S = 1.0
 BOUND_S, MAX_GROWTH_MIB = 90.0, 300
 LONGEST_TURN_S, MEMORY_EVERY_S = 1.0, 0.05
 DRAIN_S = 0.5
-"""Less than streams take, so that commits meet them."""
+"""Less than streams take, so that commits come while they are written."""
 UPDATE_S = 10.0
 """What an update may take on a busy machine, beside ``drain_s``."""
 PROMPTS = text_batch([[7, 8, 9], [5, 6], [9, 9, 9]])

@@ -42,7 +42,7 @@ class StreamRead:
     """``whole``, ``left`` by the caller, the code of an error, or ``CLOSED``: nothing said why."""
 
     def take(self, event):
-        """One event. Returns whether the stream goes on."""
+        """One event. Returns whether the stream continues."""
         if "error" in event:
             self.end = event["error"].get("code") or f"UNNAMED {event}"
             return False

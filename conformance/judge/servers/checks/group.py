@@ -60,7 +60,7 @@ def judge_second(exchange: Exchange) -> str:
 def ask_nobody(talk: Talk) -> None:
     """Generates while the server waits for a learner that never comes."""
     peer = make_peer(talk)
-    peer.joining_limit_s = 5.0  # a call that goes on would meet the next check
+    peer.joining_limit_s = 5.0  # a call that continues would disturb the next check
     waiting = talk.beside(peer.init, "init")
     time.sleep(1.0)
     talk.generate("meanwhile", QUESTIONS[:1], timeout_s=40)

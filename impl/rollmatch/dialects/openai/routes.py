@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from rollmatch.dialects.openai.answers import CompletionStream, Endpoint, with_versions
 from rollmatch.dialects.openai.bodies import ChatBody, CompletionBody, JsonObject, OpenAIBody, text_size
 from rollmatch.dialects.openai.engine import CallNotes, notes
-from rollmatch.dialects.openai.serving import OpenAIServing, make_serving
+from rollmatch.dialects.openai.serving import OpenAIServing, image_urls, make_serving
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import CONTENT_TYPES, answer, check_json, encoded, read_body, unless_gone
@@ -41,8 +41,7 @@ def openai_routes(server: ServerState) -> APIRouter:
     async def chat(request: Request) -> Response:
         check_json(request)
         body = await read_body(request, ChatBody)
-        urls = [url for message in body.messages for url in message.images()]
-        check_count(len(urls), "max_images_per_call", server.settings.limits, key="messages.images")
+        urls = image_urls(server, body.messages)
         calls.check(body, [text_size(body.model_dump(exclude_none=True)) - sum(map(len, urls))])
         images = await calls.images_at(urls)
         parts = body.parts(Image.new("RGB", (1, 1)) for _ in images)

@@ -1,12 +1,15 @@
 """vLLM's OpenAI classes over a server's engines."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rollmatch.dialects.openai.answers import MISREAD, Endpoint, model_unknown
+from rollmatch.dialects.openai.bodies import ChatMessage
 from rollmatch.dialects.openai.engine import PooledEngine
 from rollmatch.errors import LaunchError
 from rollmatch.server.failures import Refusal
+from rollmatch.server.generation import check_count
 from rollmatch.server.state import ServerState
 from rollmatch.startup import loading
 
@@ -81,6 +84,13 @@ def check_name(server: ServerState, name: str | None) -> None:
     """Errors: ``Refusal`` with ``model-unknown``; None is the server's model."""
     if name is not None and name not in names_of(server):
         raise model_unknown(f"the model {name!r} is not served")
+
+
+def image_urls(server: ServerState, messages: Iterable[ChatMessage]) -> list[str]:
+    """Of all images of a chat, in order. Errors: ``Refusal`` where they are too many."""
+    urls = [url for message in messages for url in message.images()]
+    check_count(len(urls), "max_images_per_call", server.settings.limits, key="messages.images")
+    return urls
 
 
 def _unavailable(problem: str) -> Refusal:

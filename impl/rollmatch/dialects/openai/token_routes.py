@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rollmatch.dialects.openai.bodies import DetokenizeBody, RenderBody, TokenBody
-from rollmatch.dialects.openai.serving import check_name, names_of
+from rollmatch.dialects.openai.serving import check_name, image_urls, names_of
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
 from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone
@@ -58,8 +58,7 @@ def token_routes(server: ServerState) -> APIRouter:
         check_json(request)
         body = await read_body(request, RenderBody)
         check_name(server, body.model)
-        urls = [url for message in body.messages for url in message.images()]
-        check_count(len(urls), "max_images_per_call", server.settings.limits, key="messages.images")
+        urls = image_urls(server, body.messages)
         reader = server.prompts.reader
         return answer(request, await reader.beside(any("://" in url for url in urls), _rendered, server, body, urls))
 

@@ -56,11 +56,11 @@ class StockUpdate:
         await self.communicator.join(STOCK, address, transport=TRANSPORT)
         self._packing = info
 
-    async def close(self) -> bool:
-        """Leave the group; what has arrived is dropped. Whether there was one. Errors: ``CommunicatorRefused``."""
+    async def close(self) -> None:
+        """Leave the group, if there is one; what has arrived is dropped. Errors: ``CommunicatorRefused``."""
         if self.update.attached is not None:
             self.update.check_attached(STOCK)
-        return (await self.communicator.close())["closed"]
+        await self.communicator.close()
 
     async def start(self) -> None:
         """Errors: ``CommunicatorRefused``, ``UpdateRefused``."""

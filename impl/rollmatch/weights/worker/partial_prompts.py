@@ -1,11 +1,13 @@
 """Seeded requests whose prompt is computed in several steps, on a CPU."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 
+@cache  # each engine of a process asks for it, and so do plugins
 def draw_for_whole_prompts() -> None:
     """Before vLLM builds a model: let a step draw random numbers for those requests only whose token it keeps.
 
