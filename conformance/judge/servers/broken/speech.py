@@ -75,7 +75,7 @@ def _native(body: Any, engine: TinyEngine) -> Any:
 
 def _completions(body: Any, engine: TinyEngine) -> Any:
     sampling, seed = sampling_of(body)
-    given = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+    given = [body["prompt"]] if body["prompt"] and isinstance(body["prompt"][0], int) else body["prompt"]
     prompts = [_of_ids(ids, None, str(body.get("request_id")), engine) for ids in given]
     return prompts, sampling, _counted(seed, prompts, sampling, engine)
 
