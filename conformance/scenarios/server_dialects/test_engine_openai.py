@@ -165,7 +165,7 @@ def test_choices_of_several_prompts_repeat_by_their_seed(client, server, base):
     assert {choice.policy_version for choice in reply.choices} == {reply.policy_version} == {server.version}
     assert (raw.headers["x-policy-version"], raw.headers["content-type"]) == (str(server.version), "application/json")
     repeated = [ids for ids in prompts for _ in range(num)]
-    expected = native(server, repeated, seeds=[3 + place for _ in prompts for place in range(num)], **sampling)
+    expected = native(server, repeated, seeds=[3 + place for place in range(2 * num)], **sampling)
     for choice, (prompt_ids, ids, logprobs) in zip(reply.choices, expected, strict=True):
         assert (choice.prompt_token_ids, choice.token_ids) == (prompt_ids, ids)
         assert choice.logprobs.token_logprobs == pytest.approx(logprobs, abs=1e-5)

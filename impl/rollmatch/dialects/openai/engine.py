@@ -17,6 +17,7 @@ from rollmatch.errors import RollmatchError
 from rollmatch.server.failures import WorkerDead
 from rollmatch.server.prompts import EnginePrompt
 from rollmatch.server.replica import dead
+from rollmatch.server.sampling import seeds_of
 from rollmatch.server.state import ServerState
 from rollmatch.server.structures import KINDS
 
@@ -99,6 +100,7 @@ class PooledEngine:
             wanted = {kind: getattr(params.structured_outputs, kind, None) for kind in KINDS}
             if structure := {kind: value for kind, value in wanted.items() if value is not None}:
                 await server.generator.structures.check(structure)
+            [params.seed] = seeds_of(params.seed, 1, item=place * params.n)  # vLLM gives each the call's
             params.max_tokens = min(params.max_tokens or 1, server.settings.max_model_len - prompt.expanded_len)
             stream = server.pool.stream(prompt, params, num_responses=params.n, **options)
             async with aclosing(stream) as parts:
