@@ -155,7 +155,7 @@ KNOWN = (
             key=KEY_VARIABLE,
             title=f"rollmatch serve, {dialect} dialect",
         )
-        for dialect in ("native", "swift", "trl")
+        for dialect in ("native", "swift", "trl", "vllm")
     ),
     *(
         Known(

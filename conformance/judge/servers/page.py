@@ -34,6 +34,7 @@ HEADS = {
     "rollmatch-native": "ours, native",
     "rollmatch-swift": "ours, swift",
     "rollmatch-trl": "ours, trl",
+    "rollmatch-vllm": "ours, vllm",
 }
 """Name of a known server or trainer -> the head of its columns, and their order."""
 HEAD = f"""# What rollout servers do

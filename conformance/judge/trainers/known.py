@@ -52,8 +52,6 @@ class KnownTrainer:
     @property
     def packages(self) -> tuple[str, ...]:
         """Those of the server of this name and version, in whose environment it runs; none for our own."""
-        if self.name not in SERVERS:
-            return ()
         if self.dialect != SERVERS[self.name].dialect:
             return pins_of(SERVERS[self.name].package, self.version, self.beside)
         return find_known(f"{self.name}=={self.version}").packages
@@ -157,7 +155,7 @@ def find_trainer(word: str) -> KnownTrainer:
         raise argparse.ArgumentTypeError(f"no trainer is known as {name}; there are {', '.join(BY_NAME)}")
     if not equals or version == BY_NAME[name].version:
         return BY_NAME[name]
-    if name not in SERVERS:
+    if not SERVERS[name].package:
         raise argparse.ArgumentTypeError(f"{word}: our own trainer is judged as it stands here")
     try:
         wanted = Version(version)
