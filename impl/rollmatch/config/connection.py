@@ -136,8 +136,8 @@ class ServerConfig(Section):
     refuses connections counts as dead after two looks. Unit: seconds."""
     stall_timeout_s: Positive | None = 300.0
     """Time without a new token of any response of a generation call, on a healthy rollmatch serve, after which the call
-    counts as lost and is repeated; null means no limit. Other servers do not report tokens: set infer_timeout_s. Unit:
-    seconds."""
+    counts as lost and is repeated; null means no limit. Other servers do not report tokens: set infer_timeout_s. A
+    reply that has begun must end within it, of any server. Unit: seconds."""
     retry_budget_s: Annotated[float, Field(ge=0)] = 60.0
     """How long a generation call or a sync is repeated, with increasing pauses, after its first failure (a dead or
     stalled server, a broken connection, HTTP status 429 or 503); 0 means no repetition. Unit: seconds."""

@@ -3,6 +3,9 @@
 Sockets that idle while the learner learns die in silence; a fresh connection per call is never one of them. Nothing
 here is repeated: the caller knows whether a call may be. While weights travel, the threads of one interpreter wait for
 each other; calls that are only sent (``begin``) delay the last server less than threads and sessions.
+
+A socket's own time limit is that of one read: a server that sends a byte now and then would hold a call for ever. So a
+connection is shut when the time of its whole call is over, and a reply has a largest size.
 """
 
 import base64
@@ -10,15 +13,21 @@ import copy
 import http.client
 import json
 import select
+import socket
+import ssl
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 import requests
+import urllib3
+from requests.adapters import HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 from requests.utils import get_environ_proxies, get_netrc_auth
 
@@ -31,6 +40,12 @@ CONNECT_TIMEOUT_S = 10.0
 CALL_HEADER = "x-call-id"
 """Header by which our server reports the progress of a call; the caller chooses its value."""
 JSON, MSGPACK = "application/json", "application/msgpack"
+REPLY_S = 300.0
+REPLY_BYTES, TOKEN_BYTES = 64 << 20, 1 << 10
+"""Longest reply, and what is added for each token that its call asks for."""
+_CHUNK_BYTES = 1 << 16
+_AS_IT_IS = {"Accept-Encoding": "identity"}
+"""A few packed bytes may hold many."""
 REMEDY = "Look at the server's own output; start it again and resume the run."
 _LONGEST_TEXT = 300
 Outcome = TypeVar("Outcome", covariant=True)
@@ -73,6 +88,15 @@ class HttpReply:
     headers: Mapping[str, str]
 
 
+class _Call(NamedTuple):
+    """What is sent."""
+
+    method: str
+    path: str
+    data: bytes | None = None
+    content_type: str = ""
+
+
 class _RawReply(NamedTuple):
     """A reply before it is decoded, by either kind of call."""
 
@@ -106,8 +130,12 @@ def raise_failures(calls: Sequence[RunningCall[object]]) -> None:
 class HttpServer:
     """One rollout server, by the prefix of its routes."""
 
-    def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
-        """A user and password in ``base_url`` become a header: the URL stands in messages and in the journal."""
+    def __init__(self, base_url: str, *, api_key: str | None = None, reply_s: float = REPLY_S) -> None:
+        """A user and password in ``base_url`` become a header: the URL stands in messages and in the journal.
+
+        ``reply_s``: from the first byte of a reply to its last, for calls without a time limit.
+        """
+        self._reply_s = reply_s
         url = urlsplit(base_url.rstrip("/"))
         user, _, address = url.netloc.rpartition("@")
         self.base_url = url._replace(netloc=address).geturl()
@@ -126,12 +154,20 @@ class HttpServer:
 
     def get(self, path: str, *, timeout_s: float) -> HttpReply:
         """Errors: ``TransportFailed``, ``CallTimeout``, ``ServerRefused``, ``ReplyMalformed``."""
-        return _reply_of(self.base_url, path, self._send("GET", path, timeout_s=timeout_s))
+        return _reply_of(self.base_url, path, self._send(_Call("GET", path), timeout_s=timeout_s))
 
-    def post(self, path: str, body: object = None, *, timeout_s: float | None, content_type: str = JSON) -> HttpReply:
-        """Send once. Errors as for ``get``."""
-        data = _encoded(body, content_type)
-        raw = self._send("POST", path, timeout_s=timeout_s, data=data, content_type=content_type)
+    def post(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        timeout_s: float | None,
+        content_type: str = JSON,
+        num_tokens: int = 0,
+    ) -> HttpReply:
+        """Send once; ``num_tokens``: most that the reply may name. Errors as for ``get``."""
+        data, most = _encoded(body, content_type), REPLY_BYTES + num_tokens * TOKEN_BYTES
+        raw = self._send(_Call("POST", path, data, content_type), timeout_s=timeout_s, most=most)
         return _reply_of(self.base_url, path, raw)
 
     def begin(self, path: str, body: object, *, timeout_s: float, content_type: str = JSON) -> RunningCall[HttpReply]:
@@ -151,22 +187,99 @@ class HttpServer:
 
     def status_of(self, path: str, *, timeout_s: float) -> int:
         """The status of a GET. Errors: ``TransportFailed``, ``CallTimeout``."""
-        return self._send("GET", path, timeout_s=timeout_s).status_code
+        return self._send(_Call("GET", path), timeout_s=timeout_s).status_code
 
-    def _send(
-        self, method: str, path: str, *, timeout_s: float | None, data: bytes | None = None, content_type: str = ""
-    ) -> _RawReply:
-        headers = self._headers | ({"Content-Type": content_type} if data is not None else {})
+    def _send(self, call: _Call, *, timeout_s: float | None, most: int = REPLY_BYTES) -> _RawReply:
+        """``most``: bytes of the reply."""
+        path, headers = call.path, self._headers | _AS_IT_IS
+        if call.data is not None:
+            headers["Content-Type"] = call.content_type
         limits = (CONNECT_TIMEOUT_S if timeout_s is None else min(CONNECT_TIMEOUT_S, timeout_s), timeout_s)
-        with requests.Session() as session:
+        limit, url = _TimeLimit(timeout_s, reply_s=self._reply_s), self.base_url + path
+        with limit, requests.Session() as session:
             session.trust_env = not self._is_local  # a proxy of the environment cannot reach this machine
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, _LimitedAdapter(limit))
             try:
-                reply = session.request(method, self.base_url + path, data=data, headers=headers, timeout=limits)
-            except requests.ReadTimeout as error:
-                raise _late(self.base_url, path, timeout_s or 0.0) from error
-            except requests.RequestException as error:
+                reply = session.request(call.method, url, data=call.data, headers=headers, timeout=limits, stream=True)
+                limit.reply_begins()
+                parts = reply.raw.stream(_CHUNK_BYTES, decode_content=False)
+                content = _joined(parts, most, self.base_url, path)
+            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+                if limit.is_over or isinstance(error, requests.ReadTimeout | urllib3.exceptions.ReadTimeoutError):
+                    raise _late(self.base_url, path, limit.seconds) from error
                 raise _broken(self.base_url, path, error) from error
-        return _RawReply(reply.status_code, reply.headers, reply.content)
+        if limit.is_over:  # what ends with its connection looks whole
+            raise _late(self.base_url, path, limit.seconds)
+        return _RawReply(reply.status_code, reply.headers, content)
+
+
+class _TimeLimit:
+    """Shuts the connections of one call when its time is over; without a limit, ``reply_s`` after its reply began."""
+
+    def __init__(self, seconds: float | None, *, reply_s: float = REPLY_S) -> None:
+        self.seconds, self.is_over = reply_s if seconds is None else seconds, False
+        self._connections: list[http.client.HTTPConnection] = []
+        self._sockets: list[socket.socket] = []
+        """Of replies, which their connections forget."""
+        self._timer = threading.Timer(self.seconds, self._end)
+        self._timer.daemon = True
+        if seconds is not None:
+            self._timer.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def covers(self, connection: http.client.HTTPConnection) -> None:
+        """It ends with the call."""
+        self._connections.append(connection)
+
+    def covers_reply(self, connection: http.client.HTTPConnection) -> None:
+        """What is read from its socket ends with the call."""
+        self._sockets.append(connection.sock)
+
+    def reply_begins(self) -> None:
+        """Its first bytes are there."""
+        if not (self._timer.is_alive() or self.is_over):
+            self._timer.start()
+
+    def _end(self) -> None:
+        self.is_over = True
+        for one in (*self._sockets, *(connection.sock for connection in self._connections)):
+            with suppress(OSError, AttributeError):  # closed, or not open yet
+                one.shutdown(socket.SHUT_RDWR)
+
+
+class _LimitedAdapter(HTTPAdapter):
+    """Connections that a ``_TimeLimit`` covers."""
+
+    def __init__(self, limit: _TimeLimit) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def get_connection_with_tls_context(self, *arguments: Any, **keywords: Any) -> Any:
+        """As requests' own."""
+        pool = super().get_connection_with_tls_context(*arguments, **keywords)
+        pool.ConnectionCls = partial(self._connection, pool.ConnectionCls)  # type: ignore[assignment]
+        return pool
+
+    def _connection(self, kind: Callable[..., Any], **keywords: Any) -> Any:
+        connection = kind(**keywords)
+        read_head = connection.getresponse
+
+        def getresponse() -> Any:
+            self._limit.covers_reply(connection)
+            if not isinstance(connection.sock, ssl.SSLSocket):  # there, bytes may be none of the reply
+                select.select([connection.sock], [], [], connection.sock.gettimeout())
+                self._limit.reply_begins()
+            return read_head()
+
+        connection.getresponse = getresponse
+        self._limit.covers(connection)
+        return connection
 
 
 class PostCall:
@@ -205,19 +318,34 @@ class PostCall:
         return self._outcome
 
     def _read(self) -> HttpReply | RolloutError:
-        self._connection.sock.settimeout(max(0.001, self._deadline - time.monotonic()))
-        try:
-            reply = self._connection.getresponse()
-            headers = CaseInsensitiveDict(reply.getheaders())
-            return _reply_of(self._base_url, self._path, _RawReply(reply.status, headers, reply.read()))
-        except RolloutError as error:
-            return error
-        except TimeoutError:
-            return _late(self._base_url, self._path, self._timeout_s)
-        except (OSError, http.client.HTTPException) as error:
-            return _broken(self._base_url, self._path, error)
-        finally:
-            self._connection.close()
+        outcome: HttpReply | RolloutError
+        self._connection.sock.settimeout(None)
+        with _TimeLimit(max(0.001, self._deadline - time.monotonic())) as limit:
+            limit.covers_reply(self._connection)
+            try:
+                reply = self._connection.getresponse()
+                parts = iter(partial(reply.read, _CHUNK_BYTES), b"")
+                content = _joined(parts, REPLY_BYTES, self._base_url, self._path)
+                headers = CaseInsensitiveDict(reply.getheaders())
+                outcome = _reply_of(self._base_url, self._path, _RawReply(reply.status, headers, content))
+            except RolloutError as error:
+                outcome = error
+            except (OSError, http.client.HTTPException) as error:
+                outcome = _broken(self._base_url, self._path, error)
+            finally:
+                self._connection.close()
+        return _late(self._base_url, self._path, self._timeout_s) if limit.is_over else outcome
+
+
+def _joined(parts: Iterable[bytes], most: int, base_url: str, path: str) -> bytes:
+    """A reply of ``most`` bytes at most. Errors: ``ReplyMalformed``."""
+    content = bytearray()
+    for part in parts:
+        content += part
+        if len(content) > most:
+            problem = f"{path} answered with more than {most >> 20} MiB"
+            raise ReplyMalformed(problem, key=base_url, remedy="Is this URL a rollout server's?")
+    return bytes(content)
 
 
 def _encoded(body: object, content_type: str) -> bytes | None:
@@ -226,7 +354,7 @@ def _encoded(body: object, content_type: str) -> bytes | None:
 
 
 def _read(response: _RawReply) -> object:
-    """Its body; msgspec's and json's errors are both ``ValueError``."""
+    """Its body; msgspec's and json's errors are both ``ValueError``, but for too many lists in each other."""
     if response.headers.get("Content-Type", "").startswith(MSGPACK):
         return msgspec.msgpack.decode(response.content)
     return json.loads(response.content) if response.content else None
@@ -238,7 +366,7 @@ def _reply_of(base_url: str, path: str, raw: _RawReply) -> HttpReply:
         raise _refusal(base_url, path, raw)
     try:
         return HttpReply(body=_read(raw), headers=raw.headers)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         problem = f"{path} answered with status 200, but not in the format of its dialect: {raw.start!r}"
         raise ReplyMalformed(problem, key=base_url, remedy="Is this URL a rollout server's?") from error
 
@@ -256,7 +384,7 @@ def _refusal(base_url: str, path: str, response: _RawReply) -> ServerRefused:
     """A server's no, in its own words where it has some."""
     try:
         body = _read(response)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     if isinstance(body, dict) and isinstance(body.get("code"), str):
         problem, key = str(body.get("problem", "")), str(body.get("key") or "")

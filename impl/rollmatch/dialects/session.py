@@ -12,7 +12,16 @@ from typing import Any
 
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.dialect import Dialect, find_routes, name_dialect
-from rollmatch.dialects.http import JSON, REMEDY, CallTimeout, HttpReply, HttpServer, ServerRefused, TransportFailed
+from rollmatch.dialects.http import (
+    JSON,
+    REMEDY,
+    REPLY_S,
+    CallTimeout,
+    HttpReply,
+    HttpServer,
+    ServerRefused,
+    TransportFailed,
+)
 from rollmatch.dialects.native.client import NativeDialect
 from rollmatch.dialects.prompt import CallLog, Prompt, Reply, SamplingRules
 from rollmatch.dialects.swift.client import SwiftDialect
@@ -63,7 +72,8 @@ class RolloutServer:
     """One rollout server, by the prefix of its routes."""
 
     def __init__(self, base_url: str, settings: ClientSettings) -> None:
-        self.http = HttpServer(base_url, api_key=settings.api_key)
+        reply_s = settings.watch.stall_s or REPLY_S
+        self.http = HttpServer(base_url, api_key=settings.api_key, reply_s=reply_s)
         self.base_url = self.http.base_url
         self.settings = settings
         self.routes: dict[str, str] = {}
@@ -178,9 +188,11 @@ class RolloutServer:
         limit, call_id = self.settings.infer_timeout_s, uuid.uuid4().hex
         http = self.http.naming(call_id)
 
+        num_tokens = sum(max(prompt.max_tokens or 0, sampling.max_tokens) for prompt in prompts)
+
         def post(route: str, body: object, content_type: str) -> HttpReply:
             path = self.path_of(route)
-            return http.post(path, body, timeout_s=limit or None, content_type=content_type)
+            return http.post(path, body, timeout_s=limit or None, content_type=content_type, num_tokens=num_tokens)
 
         def call() -> list[Reply]:
             return self.dialect.exchange(post, prompts, sampling)

@@ -146,8 +146,11 @@ class VLLMClient:
         return self._sampled("/chat", body | sampling_of(given), len(messages))
 
     def _sampled(self, route: str, body: Mapping[str, Any], num_prompts: int) -> SampledCompletions:
+        num_tokens = num_prompts * body["n"] * body["max_tokens"] * (1 + (body["logprobs"] or 0))
+
         def call() -> object:
-            return self.server.http.post(self.server.path_of(route), body, timeout_s=None, content_type=JSON).body
+            path = self.server.path_of(route)
+            return self.server.http.post(path, body, timeout_s=None, content_type=JSON, num_tokens=num_tokens).body
 
         reply = watched(call, self.server.http, self.server.path_of("/health"), self.server.watch)
         if (completions := self._rows(reply, "completion_ids", num_prompts * body["n"])) is None:

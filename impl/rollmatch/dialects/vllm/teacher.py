@@ -52,7 +52,8 @@ class TeacherServer:
             "temperature": 1.0,
             "prompt_logprobs": top_k,
         }
-        reply = self.http.post(ROUTE, body, timeout_s=timeout_s).body
+        num_tokens = len(token_ids) * (top_k + 1)
+        reply = self.http.post(ROUTE, body, timeout_s=timeout_s, num_tokens=num_tokens).body
         try:
             rows = reply["choices"][0]["prompt_logprobs"]
         except (KeyError, IndexError, TypeError) as error:

@@ -1,0 +1,67 @@
+"""Clients before servers that would hold or fill them: each call ends by name, in its own time and size."""
+
+import dataclasses
+import time
+from contextlib import suppress
+
+import pytest
+
+from conformance.doubles.hostile import begin, endless, nested, packed, slow, slow_head
+from conformance.doubles.http_server import http_server
+from conformance.doubles.refusals import refused
+from conformance.doubles.swift_double import QUICK, RULES, prompts
+from rollmatch.dialects.http import HttpServer
+from rollmatch.dialects.session import ClientSettings, RolloutServer
+from rollmatch.dialects.vllm.teacher import TeacherServer
+
+LIMIT_S, LATE_S = 1.0, 4.0
+CODES = {slow: "call-timeout", slow_head: "call-timeout", endless: "reply-malformed"}
+CODES |= dict.fromkeys((nested, packed), "reply-malformed")
+CALLS = {
+    "get": lambda url: HttpServer(url).get("/health", timeout_s=LIMIT_S),
+    "post": lambda url: HttpServer(url).post("/update", {}, timeout_s=LIMIT_S),
+    "begin": lambda url: HttpServer(url).begin("/update", {}, timeout_s=LIMIT_S).result(),
+    "a teacher": lambda url: TeacherServer(url).teach([1, 2], 1, top_k=1, timeout_s=LIMIT_S),
+    "without a limit, once its reply has begun": lambda url: HttpServer(url, reply_s=LIMIT_S).post(
+        "/generate", {}, timeout_s=None
+    ),
+}
+
+
+def served(how):
+    """The URL's server does ``how`` to every call but those that name models."""
+
+    def answer(handler):
+        handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+        with suppress(OSError):  # the caller has had enough
+            if handler.path == "/v1/models":
+                begin(handler)
+                handler.wfile.write(b'{"data": [{"id": "m"}]}')
+            else:
+                how(handler, "")
+
+    return http_server(answer)
+
+
+@pytest.mark.parametrize("how", CODES)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_ends_by_name_in_its_own_time_and_size(call, how):
+    with served(how) as server:
+        began = time.monotonic()
+        with refused(CODES[how], server.url):
+            CALLS[call](server.url)
+        assert time.monotonic() - began < LATE_S
+
+
+def test_health_that_trickles_is_a_death():
+    """The watch beside a call does not wait for it for longer than for silence."""
+
+    def answer(handler):
+        slow_head(handler, "")
+
+    settings = ClientSettings(timeout_s=3, watch=dataclasses.replace(QUICK, stall_s=30.0))
+    with http_server(answer) as server:
+        began = time.monotonic()
+        with refused("server-died", server.url):
+            RolloutServer(server.url, settings).infer(prompts(2), RULES)
+        assert time.monotonic() - began < LATE_S
