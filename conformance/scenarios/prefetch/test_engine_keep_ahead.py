@@ -1,12 +1,16 @@
 """A run whose weights change within the responses of a real server."""
 
+import time
+from contextlib import ExitStack
 from itertools import chain
 
 import pytest
+from transformers import TrainerCallback
 
 from conformance.doubles.digits import scenes, unseen
 from conformance.doubles.instance import free_port
 from conformance.doubles.overlapped import note_what_is_learnt
+from conformance.doubles.processes import stopped
 from conformance.doubles.small_run import events, make_trainer, requested
 from rollmatch.rollout.overlap import Ahead
 
@@ -27,10 +31,23 @@ GRPO = (
 )
 SERVED = (f"{R}.rollout_backend=vllm", f"{R}.vllm.mode=server", f"{R}.overlap=ahead", f"{R}.max_staleness=2")
 SERVED += (f"{R}.vllm.sync.in_flight=keep",)
-
-
 BRIEF = {"samples": unseen(scenes("train")[:8]), "eval_samples": unseen(scenes()[:1])}
-"""Learning takes less time than a response."""
+
+
+class HeldWhileLearning(TrainerCallback):
+    """Engines write nothing while the first steps are learnt: on a slow machine, too, syncs come within responses."""
+
+    def __init__(self, instance):
+        self.instance, self.holding = instance, ExitStack()
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step < 2:
+            while not self.instance.server.health()["running"]:
+                time.sleep(0.01)
+            self.holding.enter_context(stopped(*self.instance.workers()))
+
+    def on_step_end(self, args, state, control, **_):
+        self.holding.close()
 
 
 def served_by(server):
@@ -42,12 +59,14 @@ def served_by(server):
     clauses=["prefetch/a-sync-comes-within-responses#1,2,3"],
 )
 def test_a_run_learns_from_responses_of_several_versions_as_old_as_allowed(instance, tmp_path):
-    trainer = make_trainer(tmp_path, *GRPO, *SERVED, *served_by(instance.server), **BRIEF)
+    held = HeldWhileLearning(instance)
+    trainer = make_trainer(tmp_path, *GRPO, *SERVED, *served_by(instance.server), **BRIEF, callbacks=[held])
     assert isinstance(trainer.overlap, Ahead)
     note_what_is_learnt(trainer)
     try:
         trainer.train()
     finally:
+        held.holding.close()
         trainer.source.fence.backend.close()
     generated = [event for event in events(trainer, "generated") if event.get("policy_versions")]
     runs = list(chain(*(event["policy_versions"] for event in generated)))
