@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
@@ -86,7 +87,8 @@ async def _start(settings: ServerSettings) -> ServerState:
     size = vocabulary_size(settings.model)
     prompts = PromptMaker(settings.model, vocabulary_size=size, reader=reader, stop_token=settings.stop_token)
     replicas = await start_replicas(settings)
-    model = load_model_identity(settings.model, dtype=replicas[0].dtype)  # settings may say auto or half
+    settings = replace(settings, dtype=replicas[0].dtype)  # they may say auto or half
+    model = load_model_identity(settings.model, dtype=settings.dtype)
     pool = EnginePool(replicas, weights_set=settings.load_format != "dummy")
     return assemble(settings, model=model, prompts=prompts, pool=pool)
 
