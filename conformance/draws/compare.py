@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import re
 import shutil
 import sys
 import tempfile
@@ -33,6 +34,8 @@ STEEP = {"sgd": 1e4, "adamw_torch": 1e3}
 """A gradient's norm above which float32 says nothing of its small elements, which Adam moves like large ones."""
 FIGURES = ("loss", "grad_norm", "kl", "clip_share", "ratio_mean", "drift", "correction_mean", "entropy")
 FIGURES += ("loss_ce", "loss_coord", "teacher_kl", "divergence", "teacher_logprob", "policy_logprob")
+REFUSED = re.compile(r"^  1\. \[([a-z-]+)\]", re.MULTILINE)
+"""The code of the first problem that ``rollmatch train`` prints."""
 DROPOUT = functional.dropout
 
 
@@ -84,8 +87,10 @@ def run(draw: dict, folder: Path, existing: str = "refuse") -> None:
         command = (sys.executable, "-m", "rollmatch", "train", str(folder / "run.yaml"))
         with started_ranks(folder, ranks, *command) as started:
             codes = [rank.wait(120) for rank in started]
-            if any(codes):
-                raise Disagreement(f"exit codes {codes}: {''.join(rank.output()[-1500:] for rank in started)}")
+            output = "".join(rank.output()[-1500:] for rank in started)
+        if any(codes):
+            refused = REFUSED.search(output)
+            raise RollmatchError(output, code=refused[1]) if refused else Disagreement(f"exit codes {codes}: {output}")
         return
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
