@@ -35,16 +35,20 @@ BRIEF = {"samples": unseen(scenes("train")[:8]), "eval_samples": unseen(scenes()
 
 
 class HeldWhileLearning(TrainerCallback):
-    """Engines write nothing while the first steps are learnt: on a slow machine, too, syncs come within responses."""
+    """Engines write nothing while a step is learnt: on a slow machine, too, syncs come within responses.
+
+    Where nothing is requested that is not there yet, as beside the last steps, nothing is held.
+    """
 
     def __init__(self, instance):
         self.instance, self.holding = instance, ExitStack()
 
     def on_step_begin(self, args, state, control, **_):
-        if state.global_step < 2:
-            while not self.instance.server.health()["running"]:
-                time.sleep(0.01)
-            self.holding.enter_context(stopped(*self.instance.workers()))
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            if self.instance.server.health()["running"]:
+                self.holding.enter_context(stopped(*self.instance.workers()))
+                return
 
     def on_step_end(self, args, state, control, **_):
         self.holding.close()
