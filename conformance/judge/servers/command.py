@@ -6,7 +6,6 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -32,7 +31,7 @@ from conformance.judge.servers.subject import (
     find_dialect,
     meeting_place,
 )
-from conformance.judge.servers.verdicts import JUDGE_FAILED, NOT_JUDGED, VerdictRow, summary
+from conformance.judge.servers.verdicts import JUDGE_FAILED, NOT_JUDGED, VerdictRow, left_out_of, summary
 
 if TYPE_CHECKING:  # loads torch, which calls over HTTP do not need
     from conformance.judge.servers.policy import Policies
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
     is_ended = False
     try:
         for check in checks:
-            say(line_of(judgement.verdict_of(check)))
+            say(judgement.verdict_of(check).line)
     except KeyboardInterrupt:
         is_ended = True
     finally:
@@ -79,7 +78,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
         say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
     say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
     code, meaning = judgement.exit_code, found.problem or MEANINGS[judgement.exit_code]
-    say("not finished" if is_ended else f"{code}: rules {judgement.rules}: {meaning}{not_asked(judgement)}")
+    say("not finished" if is_ended else f"{code}: rules {judgement.rules}: {meaning}{left_out_of(judgement.not_asked)}")
     return INTERRUPTED if is_ended else code
 
 
@@ -169,11 +168,6 @@ def say(*lines: object) -> None:
     sys.stdout.flush()
 
 
-def line_of(row: VerdictRow) -> str:
-    """While judging."""
-    return f"{row.state:13} {row.check.grade:6} {row.check.check_id:36} {row.seconds:6.1f} s"
-
-
 def explained(judgement: Judged) -> Iterator[str]:
     """The worst comes last, where one looks first."""
     blamed = [row.reason for row in judgement.rows if row.state == "blocked-by"]
@@ -183,13 +177,6 @@ def explained(judgement: Judged) -> Iterator[str]:
     to_explain = [row for row in judgement.rows if row.state not in QUIET or (row.state == "pass" and row.reason)]
     for row in sorted(to_explain, key=lambda row: row.fails):
         yield from _about(row, judgement)
-
-
-def not_asked(judgement: ServerJudgement) -> str:
-    """How many checks the run left out, and what they need; empty where it asked all."""
-    counts = Counter(option for options in judgement.not_asked.values() for option in options)
-    needs = ", ".join(f"{count} need {option}" for option, count in counts.items())
-    return f"; {len(judgement.not_asked)} checks were not asked: {needs}" if counts else ""
 
 
 def _about(row: VerdictRow, judgement: Judged) -> Iterator[str]:

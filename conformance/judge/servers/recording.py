@@ -40,6 +40,8 @@ class Recording:
     seconds: dict[str, float] = field(default_factory=dict)
     rules: str = NEWEST
     reproduce: str = ""
+    not_asked: dict[str, list[str]] = field(default_factory=dict)
+    """Checks that the run left out, and the options that they need."""
 
     def verdicts(self) -> Mapping[str, CheckVerdict]:
         """Judged now; of checks that there still are."""
@@ -91,7 +93,7 @@ def write_recording(recording: Recording, folder: Path = FOLDER) -> Path:
         "reproduce": recording.reproduce,
         "preflight": {"problem": "", "facts": facts, "warnings": facts.get("outside", [])},
         "not_restored": "",
-        "not_asked": {},
+        "not_asked": recording.not_asked,
         "checks": [_kept(row) for row in sorted(rows, key=lambda row: row.check.check_id)],
     }
     path.write_text(text_of(valid(report)).replace(f"{ROOT}/", ""), encoding="utf-8")
@@ -127,6 +129,7 @@ def read_recording(path: Path) -> Recording:
         seconds={entry.check_id: entry.seconds for entry in asked},
         rules=report.rules,
         reproduce=report.reproduce,
+        not_asked=report.not_asked,
     )
 
 

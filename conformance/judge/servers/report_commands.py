@@ -11,7 +11,9 @@ from conformance.judge.servers.exchange import shown
 from conformance.judge.servers.gaps import GapMalformed, load_gaps
 from conformance.judge.servers.recording import read_recording
 from conformance.judge.servers.reports import MEANINGS, Report, ReportEntry, ReportInvalid, read_report, schema
-from conformance.judge.servers.verdicts import CONFORMS, MISSES, NOT_JUDGED, exit_code, summary
+from conformance.judge.servers.verdicts import CONFORMS, MISSES, NOT_JUDGED, exit_code, left_out_of, summary
+
+NOT_ASKED = "not asked"
 
 
 def badge(options: argparse.Namespace) -> Iterator[str]:
@@ -27,11 +29,16 @@ def compare(options: argparse.Namespace) -> Iterator[str]:
     old, new = (read_report(path) for path in (options.old, options.new))
     was, now = ({entry.id: entry for entry in report.checks} for report in (old, new))
     yield f"{_titled(old)} -> {_titled(new)}"
-    differing = [name for name in dict.fromkeys([*was, *now]) if _state(was, name) != _state(now, name)]
-    worse = [name for name in differing if _state(now, name) in FAILING and _state(was, name) not in FAILING]
+    states = {name: (_state(was, name), _state(now, name)) for name in dict.fromkeys([*was, *now])}
+    alone = [name for name, pair in states.items() if NOT_ASKED in pair and not {*pair} & {*FAILING}]
+    differing = [name for name, (old_one, new_one) in states.items() if old_one != new_one and name not in alone]
+    worse = [name for name in differing if states[name][1] in FAILING and states[name][0] not in FAILING]
     for name in sorted(differing, key=lambda name: name in worse):
         reason = f": {shown(now[name].reason)}" if name in now and now[name].reason else ""
-        yield f"{name}: {_state(was, name)} -> {_state(now, name)}{reason}"
+        yield f"{name}: {' -> '.join(states[name])}{reason}"
+    for report, entries in ((old, was), (new, now)):
+        if count := sum(name in entries for name in alone):
+            yield f"{count} further checks were asked for {_titled(report)} alone"
     yield f"{len(differing)} verdicts differ, {len(worse)} checks fail that did not"
     options.code = MISSES if worse else CONFORMS
 
@@ -41,7 +48,7 @@ def _titled(report: Report) -> str:
 
 
 def _state(entries: Mapping[str, ReportEntry], name: str) -> str:
-    return entries[name].verdict if name in entries else "not asked"
+    return entries[name].verdict if name in entries else NOT_ASKED
 
 
 def replay(options: argparse.Namespace) -> Iterator[str]:
@@ -56,7 +63,7 @@ def replay(options: argparse.Namespace) -> Iterator[str]:
         yield str(row)
     options.code = exit_code(rows, problem="" if rows else "nothing was asked")
     yield f"\nrules {recording.rules}; {summary(rows)}"
-    yield f"{options.code}: {MEANINGS[options.code]}"
+    yield f"{options.code}: {MEANINGS[options.code]}{left_out_of(recording.not_asked)}"
 
 
 def print_schema(options: argparse.Namespace) -> Iterator[str]:

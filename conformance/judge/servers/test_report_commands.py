@@ -72,7 +72,7 @@ def test_a_report_is_judged_again_without_its_server(installed, reports, tmp_pat
     (tmp_path / "gaps.yaml").write_text(GAP)
     bad = str(reports / "bad.json")
     code, output = judge(installed, tmp_path, "replay", bad)
-    assert (code, f"must          MUST   {MISSED}" in output) == (1, True), output
+    assert (code, f"must           MUST   {MISSED}" in output) == (1, True), output
     code, output = judge(installed, tmp_path, "replay", bad, "--known-gaps", "gaps.yaml")
     assert (code, "1 known-gap" in output) == (0, True), output
     (tmp_path / "other.json").write_text("{}")
@@ -85,6 +85,23 @@ def test_a_comparison_names_what_fails_that_did_not(installed, reports):
     for words, wanted in ((names, (1, "not asked -> must: get: GET")), (names[::-1], (0, "must -> not asked"))):
         code, output = judge(installed, reports, "compare", *words)
         assert (code, f"servers/{MISSED}: {wanted[1]}" in output) == (wanted[0], True), output
+
+
+def test_checks_that_one_run_left_out_are_counted(installed, tmp_path):
+    whole = json.loads((ROOT / "reports" / NEWEST / "vllm" / "0.32.0.json").read_text())
+    left = [entry["id"] for entry in whole["checks"] if entry["verdict"] == "pass"][:2]
+    checks = [entry for entry in whole["checks"] if entry["id"] not in left]
+    part = whole | {"server": "", "checks": checks, "not_asked": {name: ["--model"] for name in left}}
+    for name, report in (("whole", whole), ("part", part)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    code, output = judge(installed, tmp_path, "compare", "whole.json", "part.json")
+    last = [line.partition(" (")[0] for line in output.splitlines()[1:]]
+    assert (code, last) == (
+        0,
+        ["2 further checks were asked for vllm-0.32.0", "0 verdicts differ, 0 checks fail that did not"],
+    )
+    code, output = judge(installed, tmp_path, "replay", "part.json")
+    assert output.splitlines()[-1].endswith("; 2 checks were not asked: 2 need --model"), output
 
 
 @pytest.mark.parametrize(("name", "right"), [("good", "1 pass, 0 fail"), ("bad", "1 pass, 1 fail")])

@@ -1,6 +1,7 @@
 """Verdicts as people read them: in the terminal, and as rows of the matrix."""
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +36,13 @@ class VerdictRow:
     def fails(self) -> bool:
         return self.state in FAILING
 
+    @property
+    def line(self) -> str:
+        """While judging."""
+        return f"{self.state:14} {self.check.grade:6} {self.check.check_id:44} {self.seconds:6.1f} s"
+
     def __str__(self) -> str:
-        return (
-            f"{self.state:13} {self.check.grade:6} {self.check.check_id:36} {self.seconds:6.1f} s  {shown(self.reason)}"
-        )
+        return f"{self.line}  {shown(self.reason)}"
 
 
 def summary(rows: Sequence[VerdictRow]) -> str:
@@ -67,6 +71,17 @@ def exit_code(
         return JUDGE_FAILED
     is_whole = not any(row.state in (UNTESTABLE, BLOCKED) and row.check.grade == MUST for row in rows)
     return CONFORMS if is_whole and is_finished else INCOMPLETE
+
+
+def left_out_of(not_asked: Mapping[str, Sequence[str]]) -> str:
+    """How many checks a run left out, and the options that they need; empty where it asked all.
+
+    >>> left_out_of({"a": ["--model"], "b": ["--model", "--dangerous"]}), left_out_of({})
+    ('; 2 checks were not asked: 2 need --model, 1 need --dangerous', '')
+    """
+    counts = Counter(option for options in not_asked.values() for option in options)
+    needs = ", ".join(f"{count} need {option}" for option, count in counts.items())
+    return f"; {len(not_asked)} checks were not asked: {needs}" if counts else ""
 
 
 def matrix_rows(judged: Iterable[tuple[str, str, Sequence[VerdictRow]]]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance.judge.rule_sets import TRAINERS, judged_by
-from conformance.judge.servers.command import INTERRUPTED, explained, leave, line_of, say, write_reports
+from conformance.judge.servers.command import INTERRUPTED, explained, leave, say, write_reports
 from conformance.judge.servers.options import CODES, add_reports, check_files, is_installed
 from conformance.judge.servers.report_commands import add_gaps, add_rules
 from conformance.judge.servers.reports import MEANINGS
@@ -80,7 +80,7 @@ def judge_trainer(options: argparse.Namespace, words: Sequence[str], prog: str) 
         for check in checks:
             row = judgement.verdict_of(check)
             if not judgement.preflight.problem:  # which is said once, at the end
-                say(line_of(row))
+                say(row.line)
         judgement.is_finished = True
     except KeyboardInterrupt:
         is_ended = True
