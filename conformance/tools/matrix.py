@@ -3,15 +3,20 @@
 import json
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from conformance.tools.binding import map_tests, read_claims
 from conformance.tools.evidence import Evidence, verdict_of
 from conformance.tools.faults import read_faults
 from conformance.tools.specification import read_specification
-from rollmatch.report.matrix.page import write_matrix_page
+
+MARKS = {"passed": "\u2713", "failed": "\u2717", "not-shown": "?", "known-gap": "\u2717", "not-testable": "?"}
+"""Verdict -> its mark; a scenario that was not run has a dash."""
 
 
 def write_matrix(folder: Path, evidence: Evidence, *, subject: str, checks: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -25,8 +30,40 @@ def write_matrix(folder: Path, evidence: Evidence, *, subject: str, checks: Sequ
     rows = _make_rows(evidence, subject=subject, cells=cells)
     data = {"written": time.strftime("%Y-%m-%d %H:%M"), "rows": rows, "checks": list(checks)}
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    write_matrix_page(data, folder / "matrix.html")
+    (folder / "matrix.html").write_text(_page_of(data), encoding="utf-8")
     (folder / "badge.json").write_text(json.dumps(make_badge(rows, subject)) + "\n", encoding="utf-8")
+
+
+def _page_of(data: Mapping[str, Any]) -> str:
+    """One page that needs nothing else; sortable, filterable, readable on a phone."""
+    loader = FileSystemLoader(Path(__file__).parent)
+    sheet = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("matrix.html")
+    rows, checks = data["rows"], data["checks"]
+    subjects, servers = _subjects(rows), _subjects(checks)
+    return sheet.render(
+        rows=rows,
+        subjects=subjects,
+        checks=checks,
+        servers=servers,
+        check_counts={server: _count(checks, server) for server in servers},
+        capabilities=sorted({row["capability"] for row in (*rows, *checks)}),
+        written=data["written"],
+        counts={subject: _count(rows, subject) for subject in subjects},
+        verdict_of=_shown_verdict,
+        marks=MARKS,
+    )
+
+
+def _subjects(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return sorted({subject for row in rows for subject in row["cells"]})
+
+
+def _shown_verdict(row: Mapping[str, Any], subject: str) -> str:
+    return str(row["cells"].get(subject, {}).get("verdict", "not-run"))
+
+
+def _count(rows: Sequence[Mapping[str, Any]], subject: str) -> Counter[str]:
+    return Counter(_shown_verdict(row, subject) for row in rows)
 
 
 def make_badge(rows: list[dict[str, Any]], subject: str) -> dict[str, Any]:
@@ -50,7 +87,6 @@ def _make_rows(evidence: Evidence, *, subject: str, cells: dict[str, Any]) -> li
             "name": each.partition("/")[2].replace("-", " "),
             "place": rule.place,
             "sentence": rule.text,
-            "pending": "",
             "tests": tests.get(each, []),
             "faults": sorted(fault.fault_id for fault in faults if each in fault.rules),
             "cells": cells.get(each, {}) | _make_cell(evidence, each, subject),

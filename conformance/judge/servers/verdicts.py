@@ -94,7 +94,6 @@ def matrix_rows(judged: Iterable[tuple[str, str, Sequence[VerdictRow]]]) -> list
             "name": check.check_id.replace("-", " "),
             "place": f"conformance/judge/servers/checks/{check.ask.__module__.rpartition('.')[2]}.py",
             "sentence": check.sentence,
-            "pending": "",
             "tests": [],
             "faults": [],
             "cells": {

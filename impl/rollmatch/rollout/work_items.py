@@ -17,15 +17,6 @@ class Chunk(NamedTuple):
     stop: int
     """Index after the last one."""
 
-    def halves(self) -> tuple["Chunk", "Chunk"]:
-        """Two chunks for the same server, the first as long as the second or one longer.
-
-        >>> Chunk(1, 4, 7).halves()
-        (Chunk(server_index=1, start=4, stop=6), Chunk(server_index=1, start=6, stop=7))
-        """
-        middle = (self.start + self.stop + 1) // 2
-        return self._replace(stop=middle), self._replace(start=middle)
-
     def of(self, items: Sequence[Item]) -> Sequence[Item]:
         """The chunk's part of a list that is as long as the requests."""
         return items[self.start : self.stop]

@@ -1,1 +1,0 @@
-"""The living matrix: which scenario holds for which subject, on one offline page."""
