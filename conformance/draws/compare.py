@@ -48,7 +48,7 @@ def judge(draw: dict, folder: Path, models: Path) -> None:
     if draw.get("wrong"):
         check_refused(draw, folder, model_directory(draw["family"], models))
         return
-    directory = model_directory(draw["family"], models, dropout=draw.get("dropout", 0.0))
+    directory = model_directory(draw["family"], models, dropout=draw.get("dropout", 0.0), rows=draw.get("rows", 0))
     code, problem = "", ""
     try:
         with scripted(draw, directory, words_of(directory)) as (servers, named), teaching(draw, directory) as url:

@@ -30,9 +30,12 @@ def steady(values, p=0.5, training=True, inplace=False):
     return values * (1 - p) if training else values
 
 
-def model_directory(family: str, folder: Path, *, dropout: float = 0.0) -> Path:
-    """The family's checkpoint below ``folder``; logits are sharp, and the stop token is likely now and then."""
-    path = folder / f"{family}{dropout or ''}"
+def model_directory(family: str, folder: Path, *, dropout: float = 0.0, rows: int = 0) -> Path:
+    """The family's checkpoint below ``folder``; logits are sharp, and the stop token is likely now and then.
+
+    ``rows``: of the embedding, where it has more than the tokenizer has tokens.
+    """
+    path = folder / f"{family}{dropout or rows or ''}"
     if dropout and not path.exists():
         shutil.copytree(model_directory(family, folder), path)
         config = json.loads((path / "config.json").read_text())
@@ -41,6 +44,8 @@ def model_directory(family: str, folder: Path, *, dropout: float = 0.0) -> Path:
     if not (path / "done").exists():
         base = make_checkpoint("qwen3" if family == "granite" else family, path)
         model = _granite(base.config) if family == "granite" else base
+        if rows:
+            model.resize_token_embeddings(rows, mean_resizing=False)
         head = model.get_output_embeddings().weight
         with torch.no_grad():
             head.mul_(1.5)

@@ -15,6 +15,15 @@ from conformance.draws.strategy import PLAIN
 from conformance.oracle.defaults import E, G, R, T
 from conformance.oracle.policy import words_of
 from conformance.oracle.script import BOXES, NAMES
+from rollmatch.model.policy import LARGE_VOCABULARY
+
+MATCHING = {"custom.trainer_variant": "rollout_matching_sft", "custom.prompts.user": "find", "global_max_length": 420}
+MATCHING |= {f"{R}.max_new_tokens": 160, "custom.prompts.system": ""}
+BOXED = [{"desc": name, "bbox_2d": list(box)} for name, box in zip(NAMES, BOXES, strict=False)]
+OBJECTS = [
+    {"images": [f"32-32-{i}.png"], "objects": list(islice(cycle(BOXED), i % 4)), "width": 32, "height": 32}
+    for i in range(9)
+]
 
 
 @pytest.mark.slow
@@ -28,14 +37,10 @@ def test_drawn_runs_agree_with_the_oracle(capsys):
 @pytest.mark.wide
 def test_a_rank_whose_segments_became_too_old_does_not_wait_for_one_whose_did_not(tmp_path):
     """Rank 0 asks again at steps 4 and 5, rank 1 never; both go on to the end."""
-    objects = [{"desc": name, "bbox_2d": list(box)} for name, box in zip(NAMES, BOXES, strict=False)]
-    size = {"width": 32, "height": 32}
-    samples = [{"images": [f"32-32-{i}.png"], "objects": list(islice(cycle(objects), i % 4)), **size} for i in range(9)]
-    keys = {"custom.trainer_variant": "rollout_matching_sft", "custom.prompts.user": "find", "global_max_length": 420}
-    keys |= {f"{R}.max_new_tokens": 160, f"{R}.overlap": "ahead", f"{R}.max_staleness": 2, f"{T}.packing": True}
+    keys = MATCHING | {f"{R}.overlap": "ahead", f"{R}.max_staleness": 2, f"{T}.packing": True}
     keys |= {f"{T}.max_steps": 6, f"{T}.per_device_train_batch_size": 2, f"{T}.gradient_accumulation_steps": 2}
     keys |= {"model.attn_impl": "packed", f"{T}.seed": 2, f"{T}.eval_scenes": 1, f"{T}.learning_rate": 0.001}
-    draw = {"samples": samples, "servers": [{}, {}], "ranks": 2, "keys": keys}
+    draw = {"samples": OBJECTS, "servers": [{}, {}], "ranks": 2, "keys": keys}
     directory = model_directory("qwen3_vl", tmp_path / "models")
     with scripted(draw, directory, words_of(directory)) as (_, named):
         write(draw, tmp_path, directory, named)
@@ -47,6 +52,22 @@ def test_a_rank_whose_segments_became_too_old_does_not_wait_for_one_whose_did_no
     asked = [[e["num_rollouts"] > 0 for e in own if e["event"] == "asked_again"] for own in events]
     assert any(first != second for first, second in zip(*asked, strict=True)), "only one rank had something to ask"
     assert [e["step"] for e in events[0] if e["event"] == "step"] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["grpo", "matching"])
+def test_a_loss_scored_within_the_head_agrees_with_the_oracle(objective, tmp_path):
+    """As on GPUs and of every real model: with so many rows of the embedding no logits of a whole row are made."""
+    keys = PLAIN | {f"{R}.rollout_backend": "vllm", f"{T}.max_steps": 2, f"{T}.eval_scenes": 1}
+    keys |= {f"{G}.num_generations": 2, f"{G}.beta": 0.1, f"{T}.per_device_train_batch_size": 2}
+    family, samples = "qwen3", [{"prompt": f"{number}a"} for number in range(5)]
+    if objective == "matching":
+        family, samples, keys = "qwen3_vl", OBJECTS, {name: v for name, v in keys.items() if not name.startswith(G)}
+        keys |= MATCHING | {f"{T}.max_steps": 1}
+    judge(
+        {"family": family, "rows": LARGE_VOCABULARY, "samples": samples, "servers": [{}], "keys": keys},
+        *(tmp_path / "draw", tmp_path / "models"),
+    )
 
 
 @pytest.mark.slow

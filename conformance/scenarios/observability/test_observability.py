@@ -91,11 +91,13 @@ def test_the_phases_of_a_step_add_up(trained):
 
 
 def warnings_of(fills):
-    printed = io.StringIO()
+    printed, fence = io.StringIO(), SimpleNamespace(backend=SimpleNamespace(policy_version=0))
     watcher = RunWatcher(StepConsole(100, printed), min_fill=0.65)
-    for fill in fills:
-        watcher._tell_if_underfull(fill)
-    return printed.getvalue()
+    source = SimpleNamespace(fence=fence, journal=SimpleNamespace(write=lambda _, **fields: fields))
+    watcher.trainer = SimpleNamespace(source=source)
+    for step, fill in enumerate(fills, 1):
+        watcher.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 0.5, "fill": fill})
+    return "".join(line for line in printed.getvalue().splitlines(keepends=True) if line.startswith("warning"))
 
 
 @pytest.fixture
@@ -113,7 +115,7 @@ def test_a_signal_to_one_rank_ends_the_run_after_the_step_with_a_checkpoint(numb
     hit, other = RunWatcher(StepConsole(100, output), min_fill=None), RunWatcher(None, min_fill=None)
     with hit.listening():
         if number is not None:
-            hit._on_signal(number, None)
+            signal.raise_signal(number)
             assert signal.getsignal(number) == {signal.SIGINT: signal.default_int_handler}.get(number, signal.SIG_DFL)
     assert [signal.getsignal(each) for each in STOPPING] == before, "a notebook continues after its run"
     ranks = SimpleNamespace(gather=lambda own: [own, own if own is True else hit.stop_signal])

@@ -8,12 +8,14 @@ import pytest
 import responses
 
 from conformance.doubles.configs import config_with
+from conformance.doubles.learner_side import TEMPLATE
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import QUICK, RULES, prompts
 from rollmatch.dialects.http import HttpServer, ServerRefused
 from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
 from rollmatch.errors import RollmatchError
-from rollmatch.run import connect
+from rollmatch.ranks import Ranks
+from rollmatch.run.connect import connect_servers
 
 
 @pytest.fixture
@@ -222,10 +224,11 @@ def test_a_server_that_comes_late_is_waited_for(double):
     connect_all([RolloutServer(double.url, ClientSettings(timeout_s=5))])
 
 
-def test_a_server_that_applies_the_chat_template_itself_gets_no_truncated_prompts(server, double):
+def test_a_server_that_applies_the_chat_template_itself_gets_no_truncated_prompts(double):
+    named = ("~.vllm.mode=server", f"~.vllm.server.base_url={double.url}", "~.vllm.server.group_port=7")
     with refused("prompt-not-truncated", "overlong", problem=double.url):
-        connect._check_dialects_of(config_with("overlong=truncate_left"), [server])
-    connect._check_dialects_of(config_with("overlong=skip"), [server])
+        connect_servers(config_with(*named, "overlong=truncate_left"), TEMPLATE, ranks=Ranks())
+    connect_servers(config_with(*named, "overlong=skip"), TEMPLATE, ranks=Ranks()).close()
 
 
 @pytest.mark.scenario(

@@ -12,7 +12,6 @@ from conformance.doubles.digits import scenes
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
 from rollmatch.journal import read_journal
-from rollmatch.model import policy
 from rollmatch.objectives.rollout_matching.answer_format import DropReason
 from rollmatch.records import Segment
 from rollmatch.rollout.backend import RolloutBackend
@@ -29,18 +28,6 @@ LONG_STEP = "training.learning_rate=1"
 def whole(tmp_path_factory):
     """Four samples in one packed row: a step of one forward pass."""
     return trained(tmp_path_factory.mktemp("whole"), "training.packing=true", LONG_STEP, KEPT)
-
-
-def test_scored_in_the_head_a_step_is_the_same(whole, tmp_path, monkeypatch):
-    """As on a GPU or with a large vocabulary: no logits of a whole row."""
-    monkeypatch.setattr(policy, "LARGE_VOCABULARY", 0)
-    trainer, step = trained(tmp_path, LONG_STEP, "training.packing=false")
-    assert trainer.scoring.head is trainer.model.lm_head
-    reference, expected = whole
-    assert (step - expected).norm() < TOLERANCE * expected.norm()
-    ours, theirs = (some.state.log_history[0] for some in (trainer, reference))
-    for name in ("loss", "loss_ce", "loss_coord", "grad_norm"):
-        assert ours[name] == pytest.approx(theirs[name], rel=1e-5)
 
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=12"
@@ -65,9 +52,8 @@ def test_adapters_learn_the_same_with_activations_computed_again(adapted, tmp_pa
     assert (checkpointed - adapted).norm() < TOLERANCE * adapted.norm()
 
 
-def test_a_frozen_base_in_bfloat16_learns_float32_adapters(adapted, tmp_path, monkeypatch):
+def test_a_frozen_base_in_bfloat16_learns_float32_adapters(adapted, tmp_path):
     """As a large model on a GPU: half the memory for what does not move, whole numbers for what does."""
-    monkeypatch.setattr(policy, "LARGE_VOCABULARY", 0)
     halves = ("model.torch_dtype=bfloat16", "training.bf16=true", "training.gradient_checkpointing=true")
     trainer, step = trained(tmp_path, LONG_STEP, *LORA, *halves)
     dtypes = {weight.requires_grad: weight.dtype for weight in trainer.model.parameters()}
