@@ -6,18 +6,19 @@ A mistake can only change checks that came to its switch while all were off, so 
 import os
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 
 from conformance.doubles.broken_bench import MISTAKES, BrokenBench
 from conformance.doubles.digits import MODEL
 from conformance.judge.servers.broken.app import serving
-from conformance.judge.servers.broken.calls import wait_while
+from conformance.judge.servers.broken.calls import LONG, PAUSED, wait_while
 from conformance.judge.servers.broken.engine import TinyEngine
 from conformance.judge.servers.broken.switches import Switches
 from conformance.judge.servers.broken.updates import NORM
 from conformance.judge.servers.check import MISSED
-from conformance.judge.servers.checks import BY_ID, calls, checks_for, ends, generation, liveness
+from conformance.judge.servers.checks import BY_ID, calls, checks_for, ends, generation, liveness, pauses
 from conformance.judge.servers.numbers import FALSE_ALARM, chance_at_most
 from conformance.judge.servers.profiles import required_by
 from conformance.judge.servers.run import SIGNS_OF_LIFE, ask_and_judge, is_well
@@ -73,7 +74,9 @@ def wide_if(is_wide, *values, **named):
 @pytest.fixture(scope="module")
 def bench():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(liveness.LONG, "max_tokens", 40)
+        patch.setitem(liveness.LONG, "max_tokens", LONG)
+        patch.setattr(calls, "begin_long", partial(calls.begin_long, seed=1))  # the server holds it, and writes it once
+        patch.setattr(pauses, "HELD", pauses.HELD | {"max_tokens": PAUSED, "seed": 1})
         patch.setattr(calls, "MIX_S", 0.5)
         patch.setattr(calls, "NUM_MIXED", 10)
         patch.setattr(generation, "ENDING_SEEDS", (1, 2))

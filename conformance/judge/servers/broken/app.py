@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from conformance.judge.servers.broken.adapters import Adapters
-from conformance.judge.servers.broken.calls import Calls, wait_while
+from conformance.judge.servers.broken.calls import LONG, Calls, wait_while
 from conformance.judge.servers.broken.engine import TinyEngine, TinyResponse, Unserved
 from conformance.judge.servers.broken.speech import read_call, reply, stream_of
 from conformance.judge.servers.broken.updates import QueuedGroup, RejectedUpdate, TransferGroup, Updates
@@ -98,10 +98,10 @@ class BrokenServer:
             self.transfer.shutdown()
             self.named.shutdown()
         self.generation += 1
-        self.pauses: list[str] = []
         self.engine.reset()
         self.adapters = Adapters(self.engine)
         self.calls, self.updates = Calls(self.engine), self.make_updates()
+        self.pauses = self.calls.pauses
         self.calls.version = lambda updates=self.updates: updates.version
         self.queued, self.transfer = QueuedGroup(self.updates), self.make_transfer()
         self.named = TransferGroup(self.updates, f"{GROUP}/{GROUP}//cpu/")
@@ -226,7 +226,7 @@ class BrokenServer:
     def _spoil_paused(self, responses: list[TinyResponse], modes: list[str]) -> None:
         """Of responses that were written during pauses of these modes, or are long and began late, after the last."""
         for one in responses:
-            last = (modes or self.pauses if len(one.ids) > 100 else modes)[-1:]
+            last = (modes or self.pauses if len(one.ids) > LONG else modes)[-1:]
             is_cut = "keep" in last and self.broken("a pause to keep cuts what runs")
             if is_cut or ("wait" in last and self.broken("a pause to wait cuts what runs")):
                 del one.ids[8:], one.logprobs[8:]
@@ -285,8 +285,7 @@ async def _control(server: BrokenServer, path: str, body: Any, request: Request)
             raise
         return JSONResponse({"problem": "?" if server.broken("a missing field is not named") else f"no {error}"}, 422)
     except RejectedUpdate as error:
-        is_late = path.startswith("update") and server.broken("200 before an update was tried")
-        return JSONResponse({"problem": str(error)}, 200 if is_late else 409)
+        return JSONResponse({"problem": str(error)}, 409)
 
 
 async def _generate(server: BrokenServer, path: str, body: Any, request: Request) -> Any:

@@ -9,6 +9,8 @@ from typing import Any
 from conformance.judge.servers.broken.engine import LONGEST, TinyEngine, TinyPrompt, TinyResponse, TinySampling
 
 SHORT, CUT, LARGE, LONG, HELD_S = 15, 128, 32, 40, 4.0
+PAUSED = 60
+"""Longest response of a call that does not end before a pause comes."""
 
 
 def wait_while(condition: Callable[[], bool], limit_s: float = 15.0) -> None:
@@ -26,6 +28,8 @@ class Calls:
         self.version = lambda: 0
         self.is_learned = lambda: False
         """Whether a learner has joined, so that an update may come."""
+        self.pauses: list[str] = []
+        """Modes of those that were asked for."""
         self._count, self._held_until = threading.Lock(), 0.0
         self._running: list[int] = []
         self._last: list[list[TinyResponse]] = []
@@ -58,7 +62,7 @@ class Calls:
         return len(self._running)
 
     def _run(self, prompts: Any, sampling: TinySampling, seeds: Any, is_left: Any) -> list[list[TinyResponse]]:
-        prompts, began = self._read(prompts), self.version()
+        prompts, began, num_pauses = self._read(prompts), self.version(), len(self.pauses)
         groups = [
             [
                 self.engine.write(prompt, sampling, None if seed is None else seed + copy, is_left=is_left)
@@ -68,6 +72,8 @@ class Calls:
         ]
         if sampling.max_tokens >= LONG and sampling.temperature > 1:  # where a learner is slow, an update would miss it
             wait_while(lambda: self.is_learned() and began == self.version() and not is_left())
+        if sampling.max_tokens == PAUSED:
+            wait_while(lambda: num_pauses == len(self.pauses) and not is_left())
         if began != self.version() and self.broken("an update fails running calls"):
             raise RuntimeError("the engine was updated")
         for place, group in enumerate(groups):
