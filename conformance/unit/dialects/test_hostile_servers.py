@@ -1,13 +1,14 @@
 """Clients before servers that would hold or fill them: each call ends by name, in its own time and size."""
 
 import dataclasses
+import os
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from conformance.doubles.hostile import begin, endless, nested, packed, slow, slow_head
-from conformance.doubles.http_server import http_server
+from conformance.doubles.http_server import http_server, send
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import QUICK, RULES, prompts
 from rollmatch.dialects.http import HttpServer
@@ -65,3 +66,11 @@ def test_health_that_trickles_is_a_death():
         with refused("server-died", server.url):
             RolloutServer(server.url, settings).infer(prompts(2), RULES)
         assert time.monotonic() - began < LATE_S
+
+
+def test_a_caller_with_more_files_than_select_knows_is_answered():
+    """``select`` refuses files from 1,024 on; learners of many data files and servers have more."""
+    with http_server(lambda handler: send(handler, 200, {"status": "ok"})) as server, ExitStack() as files:
+        for _ in range(1100):
+            files.enter_context(open(os.devnull))
+        assert HttpServer(server.url).get("/health", timeout_s=LIMIT_S).body == {"status": "ok"}

@@ -30,6 +30,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 from requests.utils import get_environ_proxies, get_netrc_auth
+from urllib3.util.wait import wait_for_read
 
 from rollmatch.config.connection import is_loopback
 from rollmatch.dialects.calls import BackgroundCall
@@ -273,7 +274,7 @@ class _LimitedAdapter(HTTPAdapter):
         def getresponse() -> Any:
             self._limit.covers_reply(connection)
             if not isinstance(connection.sock, ssl.SSLSocket):  # there, bytes may be none of the reply
-                select.select([connection.sock], [], [], connection.sock.gettimeout())
+                wait_for_read(connection.sock, connection.sock.gettimeout())
                 self._limit.reply_begins()
             return read_head()
 
