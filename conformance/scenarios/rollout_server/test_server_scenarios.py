@@ -165,13 +165,15 @@ def test_a_wrong_shape_leaves_the_old_weights_and_the_right_one_is_accepted(star
 def test_infer_answers_in_order_with_both_lists_of_ids(start):
     _, post, client = start()
     assert set(client.get("/openapi.json").json()["paths"]) >= set(SWIFT_ROUTES)
-    config = {"max_tokens": 2, "return_details": True}
+    config = {"max_tokens": 2, "return_details": True, "n": 2}
     asked = [{"prompt_token_ids": [5, 9 + i]} for i in range(3)]
     status, entries = post("/infer/", {"infer_requests": asked, "request_config": config})
     assert (status, type(entries)) == (200, list)
-    returned = [(e["response"]["prompt_token_ids"], e["response"]["choices"][0]["token_ids"]) for e in entries]
-    assert returned == [([5, 9 + i], [9 + i, STOP]) for i in range(3)]
-    assert entries[0]["response"]["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    bodies = [entry["response"] for entry in entries]
+    returned = [(body["prompt_token_ids"], [each["token_ids"] for each in body["choices"]]) for body in bodies]
+    assert returned == [([5, 9 + i], [[9 + i, STOP]] * 2) for i in range(3)]
+    assert [each["index"] for each in bodies[2]["choices"]] == [0, 1]
+    assert bodies[0]["usage"] == {"prompt_tokens": 2, "completion_tokens": 4, "total_tokens": 6}
 
 
 @pytest.mark.scenario(
@@ -234,6 +236,7 @@ WHOLE = {"max_tokens": 63, "temperature": 1.0}
 """A response that fills up the model's length."""
 
 
+@pytest.mark.parametrize("stop", ["ab", ["ab", "c"]])
 @pytest.mark.parametrize(
     ("route", "body", "sampling"),
     [
@@ -245,11 +248,14 @@ WHOLE = {"max_tokens": 63, "temperature": 1.0}
         ("/inference/v1/generate/", {"token_ids": [5], "sampling_params": GIVEN | FURTHER}, GIVEN | FURTHER),
     ],
 )
-def test_a_call_is_sampled_as_it_says_and_else_by_the_defaults_of_its_dialect(start, route, body, sampling):
+def test_a_call_is_sampled_as_it_says_and_else_by_the_defaults_of_its_dialect(start, route, body, sampling, stop):
     parts, post, _ = start()
+    place = next((name for name in ("generation_kwargs", "request_config", "sampling_params") if name in body), None)
+    body = body if place is None else body | {place: body[place] | {"stop": stop}}
     assert post(route, body)[0] == 200
     (draw,) = [draw for replica in parts.pool.replicas for draw in replica.generated]
-    further = {"seed": None, "stop": (), "regex": None, "num_top": 0}
+    wanted = () if place is None else ("ab",) if stop == "ab" else ("ab", "c")
+    further = {"seed": None, "stop": wanted, "regex": None, "num_top": 0}
     assert vars(draw.params) == Sampling(**sampling).model_dump() | further
 
 
