@@ -186,6 +186,8 @@ def test_many_equal_objects_are_paired_in_order_whatever_they_are_called():
     assert matching.false_positives == tuple(range(30, 40))
     assert match([box()] * 300, [box(*FAR_BOX)] * 2 + [box()]).pairs == ((0, 2),)
     assert match([box()] * 2, [box()] * 300).pairs == ((0, 0), (1, 1))
+    pairs_of_equals = [box(100, 100, 300, 290)] * 2 + [box()] * 2
+    assert match([box()], pairs_of_equals * 5, candidate_top_k=1).pairs == ((0, 2),), "candidates keep their order, too"
 
 
 DEFAULTS = TransportRules()
