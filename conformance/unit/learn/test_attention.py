@@ -10,6 +10,7 @@ from transformers import (
     Gemma2ForCausalLM,
     GptOssForCausalLM,
     Lfm2ForCausalLM,
+    Lfm2VlForConditionalGeneration,
     LlamaForCausalLM,
     MambaForCausalLM,
 )
@@ -168,13 +169,15 @@ def test_a_packed_call_is_one_row_without_cache_or_window(num_rows, num_keys, wi
         (LlamaForCausalLM, {}, ""),
         (MambaForCausalLM, {}, "linear_attention"),
         (Lfm2ForCausalLM, {"layer_types": ["conv", "full_attention"]}, "conv"),
+        (Lfm2VlForConditionalGeneration, {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2}, "conv"),
         (BloomForCausalLM, {}, "computes attention by itself"),
     ],
 )
 def test_models_that_would_not_see_the_bounds_are_not_packed(kind, sizes, why):
     """A state that runs through the row, and attention of a model's own: the second segment would see the first."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2} | sizes
     with torch.device("meta"):
-        model = kind(kind.config_class(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **sizes))
+        model = kind(kind.config_class(**({"text_config": sizes} if kind.config_class.sub_configs else sizes)))
     assert why in why_unpackable(model)
     assert bool(why) == bool(why_unpackable(model))
 
