@@ -10,6 +10,7 @@ Every error carries four fields, so that a test (and a user) need not read prose
 A class of its own is for an error that somebody catches; every other error is one of these classes with a ``code``.
 """
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -18,19 +19,39 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
+HIDDEN = "***"
+_CREDENTIALS = re.compile(
+    r"""(?<=:/)(/?)[^/?#\s'"]+@"""  # of a URL, also of one that was read as a path
+    r"""|()(?<![\w.+/:@-])[\w.+-]{1,200}:[^/?#\s'"@]{1,200}@(?=[\w\[])"""  # without a scheme
+    r"""|((?<=[?&])\w*(?:key|token|secret|password)=|(?-i:Bearer|Basic)\s)[^&#\s'"]+""",  # or of a header
+    re.IGNORECASE,
+)
+
+
+def without_credentials(text: str) -> str:
+    """A text with users, passwords and keys of URLs and headers hidden.
+
+    >>> without_credentials("'http://me:word@h:80' or me:word@h:80, https:/me:word@h/m, http://h/?api_key=word&n=1")
+    "'http://***@h:80' or ***@h:80, https:/***@h/m, http://h/?api_key=***&n=1"
+    """
+
+    def hidden(found: re.Match[str]) -> str:
+        return f"{found[3]}{HIDDEN}" if found[3] else f"{found[1] or ''}{HIDDEN}@"
+
+    return _CREDENTIALS.sub(hidden, text)
+
+
 class RollmatchError(Exception):
-    """Root of everything this package raises on purpose."""
+    """Root of everything this package raises on purpose; its texts hold no credentials of URLs and headers."""
 
     code = "rollmatch-error"
     is_shared = False
     """Whether every learner rank raises an error for the same cause, at the same place."""
 
     def __init__(self, problem: str, *, key: str = "", remedy: str = "", code: str = "") -> None:
-        super().__init__(problem)
         self.code = code or type(self).code
-        self.key = key
-        self.problem = problem
-        self.remedy = remedy
+        self.key, self.problem, self.remedy = map(without_credentials, (key, problem, remedy))
+        super().__init__(self.problem)
 
     def __str__(self) -> str:
         """The whole message.

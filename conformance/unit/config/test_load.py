@@ -319,3 +319,13 @@ def test_secrets_are_hidden_in_the_resolved_configuration():
     assert not any(secret in text for secret in ("hf_abc", "hf_def", "me:word"))
     assert text.count("***") == 3
     assert "node7:8000" in text
+
+
+@pytest.mark.parametrize("url", ["ftp://me:word@a:1", "http://me:word@a:x", "me:word@a:1", "http://a:1/?api_key=word"])
+def test_problems_hide_the_credentials_of_urls(url):
+    with refused("base-url-invalid") as caught:
+        config_with(
+            "~.rollout_backend=vllm", "~.vllm.mode=server", f"~.vllm.server={{base_url: '{url}', group_port: 1}}"
+        )
+    assert "***" in str(caught.value)
+    assert "word" not in str(caught.value) + repr(caught.value)

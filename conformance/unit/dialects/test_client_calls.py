@@ -128,6 +128,13 @@ def test_key_type_and_the_urls_own_path_go_with_it(double):
     assert seen == [("/infer/", "Bearer k", "application/json")]
 
 
+def test_a_server_that_repeats_the_key_does_not_bring_it_into_messages(double):
+    double.infer = lambda handler, said: double.send(handler, f"no {handler.headers['Authorization']}, sorry", 403)
+    with refused("server-refused", problem="no Bearer ***") as caught:
+        HttpServer(double.url, api_key="the-key").post("/infer/", BODY, timeout_s=20)
+    assert "the-key" not in str(caught.value) + repr(caught.value)
+
+
 @responses.activate
 @pytest.mark.parametrize("base_url", ["https://far.example/rollout", "http://someone:secret@far.example/rollout"])
 def test_what_needs_more_than_a_connection_goes_the_usual_way(base_url):

@@ -3,15 +3,15 @@
 import re
 from typing import Any
 
-HIDDEN = "***"
+from rollmatch.errors import HIDDEN, without_credentials
+
 _SECRET_KEY = re.compile(
     r"(^|_)(password|passwd|secret|api_?key|(hub|hf|auth|access|bearer)_token)$|^token$", re.IGNORECASE
 )
-_USER_OF_URL = re.compile(r"(?<=://)[^/?#\s]+@")
 
 
 def without_secrets(tree: Any, key: str = "") -> Any:
-    """A tree of plain values, with the values of secret keys and the user part of URLs hidden.
+    """A tree of plain values, with the values of secret keys and the credentials of URLs hidden.
 
     >>> without_secrets({"hub_token": "hf_x", "base_url": ["http://me:word@node7:8000"], "pad_token": "<pad>"})
     {'hub_token': '***', 'base_url': ['http://***@node7:8000'], 'pad_token': '<pad>'}
@@ -21,5 +21,5 @@ def without_secrets(tree: Any, key: str = "") -> Any:
     if isinstance(tree, list | tuple):
         return [without_secrets(value, key) for value in tree]
     if isinstance(tree, str) and tree:
-        return HIDDEN if _SECRET_KEY.search(key) else _USER_OF_URL.sub(f"{HIDDEN}@", tree)
+        return HIDDEN if _SECRET_KEY.search(key) else without_credentials(tree)
     return tree

@@ -4,7 +4,6 @@ import shlex
 from http import HTTPStatus
 from pathlib import Path
 
-from rollmatch.config.secrets import without_secrets
 from rollmatch.errors import LaunchError
 
 
@@ -37,7 +36,7 @@ def push(out: Path, name: str) -> str:
         hub.create_repo(name, private=True, exist_ok=True)
         return str(hub.upload_folder(folder_path=out, repo_id=name).commit_url)
     except Exception as error:  # of httpx, hf_xet and the hub's client, without a base class of their own
-        raise _failure(error, out, name, endpoint=without_secrets(str(hub.endpoint))) from error
+        raise _failure(error, out, name, endpoint=str(hub.endpoint)) from error
 
 
 def _failure(error: Exception, out: Path, name: str, *, endpoint: str) -> LaunchError:
@@ -49,7 +48,7 @@ def _failure(error: Exception, out: Path, name: str, *, endpoint: str) -> Launch
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):  # it wants a token, or another one
         return _denied(status, name, again, endpoint=endpoint)
     reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    problem = f"the upload to {endpoint} failed: {without_secrets(reason.strip().rstrip('.'))}"
+    problem = f"the upload to {endpoint} failed: {reason.strip().rstrip('.')}"
     remedy = f"Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE. {again}"
     return LaunchError(problem, code="hub-upload-failed", key="--push", remedy=remedy)
 
