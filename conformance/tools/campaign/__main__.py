@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import count, repeat
 
 from conformance.doubles import processes
-from conformance.tools.campaign.attack import attack
+from conformance.tools.campaign.attack import KEYS, attack
 from conformance.tools.campaign.bodies import bodies
 from conformance.tools.campaign.doubles import trial
 from conformance.tools.campaign.observe import HealthLooks
@@ -88,6 +88,9 @@ def main():
     parser.add_argument("--real", type=int, default=0, metavar="N", help="faults on real servers and learners")
     parser.add_argument("--attacks", type=int, default=0, metavar="N", help="attacks on a real server")
     parser.add_argument(
+        "--together", action="store_true", help="all kinds of attacks at once, without a key and with one"
+    )
+    parser.add_argument(
         "--bodies", type=int, default=0, metavar="N", help="wrong bodies of each dialect to a real server"
     )
     parser.add_argument("--attack-minutes", type=float, default=20.0, help="at most, on a real server")
@@ -106,8 +109,11 @@ def main():
             options.seed, num_faults=options.real, minutes=options.real_minutes, only=options.only
         )[1]
     if options.attacks:
-        limits = {"num": options.attacks, "minutes": options.attack_minutes, "looks": HealthLooks()}
-        findings += len(attack(options.seed, **limits, chance=random.Random(options.seed), kinds=options.only)[1])
+        chance = random.Random(options.seed)
+        for key in KEYS if options.together else (chance.choice(KEYS),):
+            words = {"num": options.attacks, "minutes": options.attack_minutes, "looks": HealthLooks(), "key": key}
+            words |= {"chance": chance, "kinds": options.only, "together": options.together}
+            findings += len(attack(options.seed, **words)[1])
     if options.bodies:
         limits = {"num": options.bodies, "minutes": options.attack_minutes, "looks": HealthLooks()}
         findings += len(bodies(options.seed, **limits, dialects=options.only)[1])

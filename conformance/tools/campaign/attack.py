@@ -24,7 +24,9 @@ import psutil
 import requests
 import torch
 
+from conformance.doubles import hostile
 from conformance.doubles.digits import MODEL, load_model, perturb
+from conformance.doubles.http_server import http_server
 from conformance.doubles.instance import ENGINE, free_port, running, settings_for
 from conformance.doubles.request_bodies import picture
 from conformance.doubles.server_fixtures import HELD_S, MOST_OF_TURNS, turns_of
@@ -37,6 +39,8 @@ HEALTH_S = 1.0
 """In which 99 % of the answers about health have to come."""
 BOUND_S, MAX_GROWTH_MIB = 90.0, 300
 LONGEST_TURN_S, MEMORY_EVERY_S = 1.0, 0.05
+NUM_DOWNLOADS = 9
+"""More than are fetched at a time."""
 DRAIN_S = 0.5
 """Less than streams take, so that commits come while they are written."""
 UPDATE_S = 10.0
@@ -67,6 +71,8 @@ class AttackedServer:
         self.statuses, self.wrong, self.most_mib = Counter(), [], 0.0
         self.promised_mib = MAX_GROWTH_MIB
         """Memory above that of the start, without a finding."""
+        self.kept_mib = 0.0
+        """Memory above that of the start, after the last attack."""
         self.update_s, self.ends = [], Counter()
         """Seconds of updates beside streams, and how these ended."""
         self.known = {}
@@ -332,6 +338,24 @@ def slow(attacked):
         each.close()
 
 
+def downloads(attacked):
+    """Images of an allowed host that sends them byte by byte; prompts are served meanwhile."""
+
+    def trickle(handler):
+        with suppress(OSError):
+            hostile.slow_head(handler, "")
+
+    with http_server(trickle) as host:
+        content = [{"type": "image_url", "image_url": {"url": f"{host.url}/a.png"}}]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 2}
+        waiting = [in_thread(attacked.post, "/v1/chat/completions/", body) for _ in range(NUM_DOWNLOADS)]
+        attacked.check_responses()
+        if all(call.done() for call in waiting):
+            attacked.wrong.append("downloads: prompts waited for them")
+        if {call.result() for call in waiting} & {http.HTTPStatus.OK, CLOSED}:
+            attacked.wrong.append("downloads: one that does not end was not refused")
+
+
 def model_directories(attacked):
     """A server of a directory that names code, holds pickles, links out of it, or is cut."""
     with tempfile.TemporaryDirectory() as name:
@@ -367,7 +391,8 @@ def report(attacked, looks, show):
     if looks.p99() > HEALTH_S or looks.num_failed:
         attacked.wrong.append(f"health: {looks.shown()}")
     show(f"  statuses: {dict(attacked.statuses)}; health: {looks.shown()}")
-    show(f"  memory: {attacked.start_mib:.0f} MiB at the start, {attacked.most_mib:.0f} MiB at most")
+    memory = f"{attacked.start_mib:.0f} MiB at the start, {attacked.most_mib:.0f} at most, {attacked.kept_mib:.0f} kept"
+    show(f"  memory: {memory}")
     if attacked.update_s:
         show(f"  streams: {dict(attacked.ends)}; updates beside them took at most {max(attacked.update_s):.1f} s")
     for problem in attacked.wrong:
@@ -378,25 +403,33 @@ def report(attacked, looks, show):
 
 ATTACKS = (
     counts_and_depths, counts_and_depths, types, frames, hosts, wide, structures, template_values, not_finite, streams,
-    images, slow, model_directories,
+    images, slow, downloads, model_directories,
 )  # fmt: skip
 UPDATING = {not_finite, streams}
 """Of which one at a time is a learner's."""
 
 
-def attack(seed, *, num, minutes, looks, chance, kinds="", show=print):
-    """``num`` attacks, two at a time; returns their number and what is wrong, in words."""
-    key, began, struck = chance.choice((None, "the key")), time.monotonic(), Counter()
+KEYS = (None, "the key")
+
+
+def one_learner(kinds):
+    """The same without all but the first one of ``UPDATING``."""
+    first = next((place for place, each in enumerate(kinds) if each in UPDATING), None)
+    return [each for place, each in enumerate(kinds) if each not in UPDATING or place == first]
+
+
+def attack(seed, *, num, minutes, looks, chance, key, kinds="", together=False, show=print):
+    """``num`` attacks, two or all kinds at a time; returns their number and what is wrong, in words."""
+    began, struck = time.monotonic(), Counter()
     chosen = [each for each in ATTACKS if not kinds or each.__name__ in kinds.split(",")]
     fields = {"api_key": key, "engine_arguments": ENGINE, "data_parallel_size": 1, "drain_s": DRAIN_S}
+    fields["allowed_media_domains"] = ("127.0.0.1",)
     with running(Path(f"/tmp/attacked-{seed}.txt"), **fields) as one:
         attacked = AttackedServer(one, chance)
         attacked.check_responses()
         looks.watch(one.settings.port)
         while sum(struck.values()) < num and time.monotonic() < began + 60 * minutes:
-            mine = [chance.choice(chosen) for _ in range(2)]
-            if UPDATING.issuperset(mine):
-                mine.pop()
+            mine = one_learner(chance.sample(chosen, len(chosen)) if together else chance.choices(chosen, k=2))
             struck.update(each.__name__ for each in mine)
             attacked.promised_mib = max(attacked.promised_mib, MAX_GROWTH_MIB + WIDE_MIB * mine.count(wide))
             for call, each in [(in_thread(each, attacked), each) for each in mine]:
@@ -420,6 +453,9 @@ def judge(attacked):
         attacked.wrong.append(f"memory: {attacked.most_mib - attacked.start_mib:.0f} MiB more than at the start")
     if attacked.instance.process.poll() is not None:
         return
+    attacked.kept_mib = attacked.process.memory_info().rss / MIB - attacked.start_mib
+    if attacked.kept_mib > MAX_GROWTH_MIB:
+        attacked.wrong.append(f"memory: {attacked.kept_mib:.0f} MiB were kept")
     turns = turns_of(attacked.server)
     if turns[HELD_S] < MOST_OF_TURNS * turns[math.inf] or turns[LONGEST_TURN_S] < turns[math.inf]:
         attacked.wrong.append(f"turns of the event loop by processor time: {turns}")

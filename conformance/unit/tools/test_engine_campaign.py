@@ -1,6 +1,7 @@
 """The campaign finds breaks that were mended, on real servers from which one mend is taken out again."""
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from conformance.tools.campaign.attack import ATTACKS, KEYS, attack
+from conformance.tools.campaign.observe import HealthLooks
 from conformance.tools.trial import IMPL, ROOT
 
 SEED = 20261128
@@ -118,3 +121,13 @@ def test_the_campaign_finds_what_was_mended(options, tmp_path):
     assert ended.returncode == 1, ended.stdout + ended.stderr
     for mend in mends:
         assert mend.finding in ended.stdout, ended.stdout
+
+
+@pytest.mark.engine
+@pytest.mark.wide
+@pytest.mark.parametrize("key", KEYS)
+def test_all_kinds_of_attacks_at_once_delay_no_health_and_leave_no_memory(key):
+    shown, words = [], {"minutes": 4, "looks": HealthLooks(), "chance": random.Random(SEED), "key": key}
+    num, wrong = attack(SEED, num=1, together=True, show=shown.append, **words)
+    assert wrong == [], "\n".join(shown)
+    assert num >= len(set(ATTACKS)) - 1  # one of those that are a learner's is left out
