@@ -101,6 +101,21 @@ def test_one_too_few_is_refused(dialect):
         server_of(dialect).infer(prompts(1), ASKING)
 
 
+@pytest.mark.parametrize("values", [7, "ab", [-0.1, 10**400], [-0.1, [[]]], [-0.1, {"logprob": {}}]])
+@pytest.mark.parametrize("dialect", ["swift", "trl", "vllm"])
+@responses.activate
+def test_what_is_no_number_is_refused(dialect, values):
+    choice = {"token_ids": IDS, "finish_reason": "stop", "prompt_token_ids": [1]}
+    bodies = {
+        "swift": [{"choices": [choice | {"logprobs": {"content": values}}], "prompt_token_ids": [1]}],
+        "trl": {"prompt_ids": [[1]], "completion_ids": [IDS], "logprobs": [values]},
+        "vllm": {"choices": [choice | {"logprobs": labels(values)}]},
+    }
+    responses.post(f"{URL}{ANSWERS[dialect][0]}", body=json.dumps(bodies[dialect]))
+    with refused("reply-malformed", URL):
+        server_of(dialect).infer(prompts(1), ASKING)
+
+
 @responses.activate
 def test_older_trl_servers_tell_a_number_per_token():
     responses.post(f"{URL}/generate/", json={"prompt_ids": [[1]], "completion_ids": [IDS], "logprobs": [LOGPROBS]})

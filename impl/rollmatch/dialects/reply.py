@@ -9,6 +9,8 @@ from rollmatch.dialects.prompt import Reply
 from rollmatch.errors import RolloutError
 
 FINISH_REASONS = ("stop", "length")
+_LARGEST = 1 << 63
+"""Of integers; still larger ones are no floats."""
 
 
 def entries_of(body: object, *, base_url: str, num_requests: int) -> list[object]:
@@ -38,22 +40,30 @@ def ids_of(value: object, *, name: str, place: int, base_url: str) -> tuple[int,
 
 
 def logprobs_of(value: Any, ids: Sequence[int], *, place: int, base_url: str) -> tuple[float, ...]:
-    """One finite number up to 0 per response token. Errors: ``ReplyMalformed``."""
+    """One number per response token: by itself, first in a list, or named ``logprob``. Errors: ``ReplyMalformed``."""
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-    if not is_list or len(value) != len(ids) or not all(isinstance(item, int | float) for item in value):
+    numbers = [_number_of(item) for item in value] if is_list else []
+    if len(numbers) != len(ids) or not is_list or None in numbers:
         raise ReplyMalformed(
             f"entry {place} of the answer of {base_url} has no log-probability for each of {len(ids)} tokens",
             key=base_url,
             remedy="The server must return the sampled tokens' log-probabilities.",
         )
-    return tuple(float(item) for item in value)
+    return tuple(number for number in numbers if number is not None)
+
+
+def _number_of(item: object) -> float | None:
+    if isinstance(item, dict | list):
+        item = field_of(item, "logprob" if isinstance(item, dict) else 0)
+    if isinstance(item, float) or (isinstance(item, int) and abs(item) < _LARGEST):
+        return float(item)
+    return None
 
 
 def chat_reply_of(body: object, *, version: int | None, place: int, base_url: str) -> Reply:
     """A chat completion with token ids, as vLLM and ms-swift give it. Errors: ``ReplyMalformed``."""
     choice = field_of(body, "choices", 0)
-    tokens = field_of(choice, "logprobs", "content")
-    values = None if tokens is None else [field_of(token, "logprob") for token in tokens]
+    values = field_of(choice, "logprobs", "content")
     prompt = field_of(body, "prompt_token_ids")
     return replace(_reply_of(choice, prompt, values, place=place, base_url=base_url), policy_version=version)
 

@@ -5,7 +5,6 @@ once with a number of completions: two copies of it would be answered alike.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from rollmatch.dialects.dialect import Post
 from rollmatch.dialects.http import JSON, ReplyMalformed
@@ -44,17 +43,14 @@ class TrlDialect:
             Reply(
                 prompt_token_ids=filled(prompt, name="prompt_ids", place=place, base_url=self.base_url),
                 response_token_ids=response,
-                logprobs=None if logprobs is None else self._logprobs(field_of(logprobs, place), response, place),
+                logprobs=None
+                if logprobs is None
+                else logprobs_of(field_of(logprobs, place), response, place=place, base_url=self.base_url),
                 finish_reason="stop" if set(sampling.stop_token_ids) & set(response) else "length",
                 policy_version=version_of(answer.headers),
             )
             for place, (prompt, response) in enumerate(zip(*rows, strict=True))
         ]
-
-    def _logprobs(self, values: Any, response: Sequence[int], place: int) -> tuple[float, ...]:
-        """A number per token, or (from 0.27 on) a list of one, the sampled token's."""
-        sampled = [field_of(each, 0) if isinstance(each, list) else each for each in values or ()]
-        return logprobs_of(sampled, response, place=place, base_url=self.base_url)
 
     def _rows(self, body: object, name: str, num_requests: int) -> list[tuple[int, ...]]:
         rows = field_of(body, name)
