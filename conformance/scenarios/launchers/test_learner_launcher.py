@@ -62,7 +62,7 @@ def test_a_server_that_comes_up_in_time_is_waited_for(looks_often, capsys, monke
 )
 def test_a_server_that_does_not_come_up_ends_the_waiting_in_time(nobody):
     began = time.monotonic()
-    with refused("server-unreachable", nobody):
+    with refused("server-unreachable", nobody, problem="ConnectionRefusedError"):
         wait_for_servers(config_for(nobody), WaitPolicy(timeout_s=2))
     assert 2 <= time.monotonic() - began < 5.5  # waiting three times as long would be 6
 

@@ -1,4 +1,5 @@
 import errno
+import gzip
 import importlib.util
 import json
 import os
@@ -153,6 +154,64 @@ def test_check_finds_what_is_wrong(place, capsys, monkeypatch, spoil, arguments,
     if spoil:
         spoil(place)
     assert problems_of(["check", "run.yaml", *arguments], capsys) == problems
+
+
+CONVERTS = "rollmatch import-config converts a file of TRL or ms-swift."
+OTHER_FILES = "custom.dataset reads parquet, arrow and csv"
+
+
+def write_gzip(place):
+    (place / "val.jsonl").write_bytes(gzip.compress(b"{}"))
+
+
+def write_latin(place):
+    (place / "run.yaml").write_bytes(b"a: caf\xe9")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "override", "remedy"),
+    [
+        (
+            write_gzip,
+            "training.seed=1",
+            f"Save the file unpacked, as UTF-8; {OTHER_FILES}.",
+        ),
+        (write_latin, "training.seed=1", "Save it as UTF-8."),
+        (None, "training.optim=adam", "Did you mean adamw_torch?"),
+        (None, "grpo.rewards=typed:right", "Write [{function: typed:right}]."),
+        (
+            None,
+            "max_steps=3",
+            f"Did you mean training.max_steps? {CONVERTS}",
+        ),
+        (None, "trainign={}", "Did you mean training?"),
+        (
+            None,
+            "custom.extra.rollout_matching.vllm.server={base_url: 'http://a:8000/v1', group_port: 5}",
+            "Name the server; routes are added to its address.",
+        ),
+        *(
+            (None, f"grpo.rewards=[{{function: '{name}'}}]", remedy)
+            for name, remedy in (
+                ("typed:rihgt", "Did you mean typed:right?"),
+                ("typed.py:right", "Write typed:right."),
+                ("raises:right", "Correct it; python -c 'import raises' shows where."),
+                ("nobody:right", "The module is looked for among installed packages and in the working directory."),
+            )
+        ),
+    ],
+)
+def test_a_remedy_says_what_to_type(place, capsys, spoil, override, remedy):
+    (place / "typed.py").write_text("def right(answer, sample): return 1.0\n")
+    (place / "raises.py").write_text("import os\nos.environ['A_KEY_THAT_NOBODY_HAS']\n")
+    if spoil:
+        spoil(place)
+    of_grpo = override.startswith("grpo")
+    assert main(["check", "run.yaml", *(GRPO_WITH if of_grpo else ["--set"]), override]) == 1
+    printed = capsys.readouterr().err.splitlines()
+    assert f"     {remedy}" in printed
+    if of_grpo:
+        assert printed[-1] == "     --set grpo.rewards"
 
 
 @pytest.mark.parametrize("backend", ["hf", "vllm"])

@@ -258,7 +258,7 @@ def test_a_step_and_a_generation_keep_their_numbers_of_completions(size, accumul
 
 @pytest.mark.parametrize("value", [True, "8", 8.0])
 def test_a_size_that_is_no_whole_number_is_refused(value):
-    with refused("import-batch", "SOURCE", problem=f"is {value!r}, not a whole number"):
+    with refused("import-batch", "per_device_train_batch_size", problem=f"is {value!r}, not a whole number"):
         convert("trl", {"per_device_train_batch_size": value})
 
 

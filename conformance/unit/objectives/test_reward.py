@@ -4,6 +4,7 @@ import asyncio
 import math
 import multiprocessing
 import os
+import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ from conformance.doubles.reward_cases import CHATS, SAMPLES, TEXTS, judge, right
 from rollmatch.objectives.grpo.reward import CallLimits, Reward, Timing, judge_all, load_rewards_of
 
 
-@pytest.mark.parametrize("failing", [lambda a, s: 1 / 0, lambda a, s: math.nan, lambda a, s: None, lambda a: 1.0])
+@pytest.mark.parametrize(
+    "failing", [lambda a, s: 1 / 0, lambda a, s: math.nan, lambda a, s: None, lambda a: 1.0, lambda a, s: sys.exit(3)]
+)
 def test_a_function_that_fails_for_one_answer_costs_that_answer_only(failing):
     def sometimes(answer, sample):
         return failing(answer, sample) if sample.sample_id == 1 else 1.0

@@ -108,12 +108,23 @@ def format_error(error: RollmatchError, places: Mapping[str, str] = MappingProxy
     num_problems = len(shown) + num_hidden
     lines = [f"rollmatch: {num_problems} problem{'s' * (num_problems != 1)}"]
     lines += [
-        f"{number:3}. {_lines_of(problem, places.get(problem.key, ''))}"
+        f"{number:3}. {_lines_of(problem, _place_of(problem.key, places))}"
         for number, problem in enumerate(shown, start=1)
     ]
     if num_hidden:
         lines.append(f"     ... and {num_hidden} more")
     return "\n".join(lines)
+
+
+def _place_of(key: str, places: Mapping[str, str]) -> str:
+    """Where a key is set, or else the section or list that it belongs into.
+
+    >>> _place_of("training.seed.0", {"training": "a.yaml:1", "training.seed": "a.yaml:2"})
+    'a.yaml:2'
+    """
+    while key and key not in places:
+        key = key.rpartition(".")[0]
+    return places.get(key, "")
 
 
 def _lines_of(error: RollmatchError, place: str) -> str:

@@ -20,6 +20,9 @@ def _check_url(value: str) -> str:
         fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number, a bracket that is not closed
         fine = False
+    if fine and parts.path.rstrip("/").endswith("/v1"):
+        shown = value.rstrip("/").removesuffix("/v1")
+        raise PydanticCustomError("base_url_of_openai", "Input should be {shown}, without /v1", {"shown": shown})
     if not fine or parts.query or parts.fragment or value != value.strip():
         raise PydanticCustomError("base_url_invalid", "Input should be a URL such as http://127.0.0.1:8000")
     return value

@@ -156,6 +156,7 @@ _CODES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "regex_malformed": ("regex-malformed", "Correct the expression."),
         "reward_function": ("reward-malformed", "Write package.module:function."),
         "base_url_invalid": ("base-url-invalid", "Write scheme, host and port, such as http://127.0.0.1:8000."),
+        "base_url_of_openai": ("base-url-invalid", "Name the server; routes are added to its address."),
         "host_invalid": ("host-invalid", "Write a name or an address; the port belongs into rlhf.vllm_server_port."),
         "greater_than": _RANGE,
         "greater_than_equal": _RANGE,
@@ -185,6 +186,8 @@ def translate(found: ErrorDetails) -> ConfigError:
     code, remedy = _CODES.get(found["type"], ("wrong-type", "Write a value of that type."))
     if found["type"] == "model_type" and key.startswith(f"{GRPO}.rewards."):
         remedy = f"Write {{function: {found['input']}}}."
+    elif key == f"{GRPO}.rewards" and isinstance(found["input"], str):
+        remedy = f"Write [{{function: {found['input']}}}]."
     elif code == "wrong-type" and isinstance(found["input"], str) and found["type"].startswith(SCALARS):
         remedy = "Write a value of that type; a number or a truth value has no quotes."
     if code == "missing-key":
@@ -203,6 +206,8 @@ def _unknown(key: str) -> ConfigError:
         remedy = f"Move it to {meant}."
     elif meant is not None:
         remedy = f"Did you mean {meant}?"
+        if "." in meant and "." not in key:
+            remedy += " rollmatch import-config converts a file of TRL or ms-swift."
     elif key.startswith("training."):
         remedy = f"Remove it, or move it to {TRANSFORMERS} if transformers.TrainingArguments has it."
     else:

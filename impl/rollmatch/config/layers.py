@@ -160,9 +160,8 @@ def _read_text(path: Path, chain: tuple[Path, ...]) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         if not chain:
-            missing = ConfigError(
-                f"cannot be read: {reason}", code="config-file-missing", key=str(path), remedy="Name a YAML file."
-            )
+            remedy = "Name a YAML file." if isinstance(error, OSError) else "Save it as UTF-8."
+            missing = ConfigError(f"cannot be read: {reason}", code="config-file-missing", key=str(path), remedy=remedy)
         else:
             problem = f"{chain[-1]} extends {path}, which cannot be read: {reason}"
             missing = ConfigError(

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,16 @@ def load_named(name: str, *, key: str, kind: str, refuse: type[ConfigError]) -> 
     if here not in sys.path:
         sys.path.append(here)
     try:
-        return getattr(importlib.import_module(module_name), own_name)
-    except (ImportError, AttributeError, SyntaxError, SystemExit) as error:  # a script may end itself when imported
-        remedy = "The module is looked for among installed packages and in the working directory."
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # a module may do anything when it is imported, and end itself
+        remedy = f"Correct it; python -c 'import {module_name}' shows where."
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            remedy = "The module is looked for among installed packages and in the working directory."
+            if module_name.endswith(".py"):
+                remedy = f"Write {module_name.removesuffix('.py')}:{own_name}."
         raise refuse(f"{name}: {type(error).__name__}: {error}", key=key, remedy=remedy) from error
+    if not hasattr(module, own_name):
+        close = get_close_matches(own_name, vars(module))
+        remedy = f"Did you mean {module_name}:{close[0]}?" if close else f"Name what {module.__file__} defines."
+        raise refuse(f"{name}: the module has no {own_name}", key=key, remedy=remedy)
+    return getattr(module, own_name)

@@ -215,6 +215,8 @@ class JsonlFile:
             record = parse_json(line.decode("utf-8-sig" if place == 0 else "utf-8"))  # Windows' editors write a mark
         except (ValueError, RecursionError) as error:
             problem, remedy = f"the line is not JSON: {error}", "Write one JSON object per line."
+            if isinstance(error, UnicodeDecodeError):
+                remedy = "Save the file unpacked, as UTF-8; custom.dataset reads parquet, arrow and csv."
             if place == 0 and line.strip() in (b"[", b"{"):
                 problem = "the file is one JSON document over several lines"
                 raise BadSamples([DataError(problem, code="line-not-json", key=key, remedy=remedy)]) from error

@@ -120,7 +120,7 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
 def _convert_lengths(made: Imported, given: Mapping[str, object]) -> None:
     """ms-swift's ``max_length`` limits prompts here; without a limit, the engine's length holds both."""
     limit, longest = given.get("max_prompt_length") or given.get("max_length"), made.keys.get(f"{VLLM}.max_model_len")
-    room = _whole(limit or PROMPT_ROOM) + _whole(given["max_completion_length"])
+    room = _whole(limit or PROMPT_ROOM) + _whole(given["max_completion_length"], "max_completion_length")
     if longest is not None and limit is None:
         room = _whole(longest)
     if longest is not None and _whole(longest) >= room:
@@ -216,7 +216,7 @@ def _convert_cispo(made: Imported, given: Mapping[str, object]) -> None:
 def _convert_batch(made: Imported, given: Mapping[str, object]) -> None:
     """Completions per micro-batch to prompts; micro-batches per generation to optimizer steps."""
     size, accumulation, group = (
-        _whole(given[name])
+        _whole(given[name], name)
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
     )
     if size * accumulation % group:
@@ -435,7 +435,7 @@ def _check_even(ones: Sequence[object], others: Sequence[object], *, key: str) -
         raise ConfigError(problem, code="import-uneven", key=key, remedy=remedy)
 
 
-def _whole(value: object) -> int:
+def _whole(value: object, name: str = "SOURCE") -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"is {value!r}, not a whole number", code="import-batch", key="SOURCE", remedy="Correct it.")
+        raise ConfigError(f"is {value!r}, not a whole number", code="import-batch", key=name, remedy="Correct it.")
     return value

@@ -129,7 +129,7 @@ def check_training_arguments(training: TrainingConfig) -> None:
 
 
 def _unknown(key: str, value: str, choices: Sequence[str], *, code: str) -> ConfigError:
-    close = [name for name in choices if name.startswith(f"{value}_torch")] or get_close_matches(value, choices)
+    close = [name for name in choices if name.startswith(value)] or get_close_matches(value, choices)
     remedy = f"Did you mean {close[0]}?" if close else "Use a name of transformers.TrainingArguments, or remove it."
     return ConfigError(f"transformers does not know {value!r}", code=code, key=key, remedy=remedy)
 

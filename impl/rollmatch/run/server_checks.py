@@ -139,7 +139,8 @@ def _await_health(
             return server.wait_until_healthy(min(LOOK_S, max(left_s, 0.1)))
         except ServerUnreachable as error:
             if left_s <= LOOK_S:
-                problem = f"{server.base_url} was not healthy within {limit_s:g} s"
+                seen = error.problem.rpartition(" s: ")[2]
+                problem = f"{server.base_url} was not healthy within {limit_s:g} s: {seen}"
                 raise ServerUnreachable(problem, key=server.base_url, remedy=error.remedy) from error
             if not is_announced:
                 print(f"waiting for {server.base_url} to be healthy, {left_s:.0f} s at most", flush=True)

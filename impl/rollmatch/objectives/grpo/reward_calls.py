@@ -146,6 +146,8 @@ class RewardCall:
     def _try(self, arguments: Sequence[object], named: Mapping[str, object]) -> object:
         try:
             return self.function(*arguments, **named)
+        except SystemExit as error:
+            return RuntimeError(f"SystemExit: {error}")
         except Exception as error:  # noqa: BLE001  # the user's code may raise anything; it costs this call only
             return error
 
