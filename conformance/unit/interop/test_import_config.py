@@ -280,6 +280,16 @@ def test_what_is_no_configuration_is_refused(words):
         read_source(words)
 
 
+@pytest.mark.parametrize(
+    "command", ["swift sft --model m", "swift rlhf --rlhf_type dpo --model m", "trl dpo --beta 1", "dpo.yaml"]
+)
+def test_what_trains_otherwise_is_not_made_a_run_of_grpo(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dpo.yaml").write_text("{rlhf_type: dpo, model: m}")
+    with refused("import-source-unreadable", "SOURCE", problem="only GRPO is imported"):
+        read_source(command.split())
+
+
 @pytest.mark.parametrize("text", ["{model: {model: m}}", "{extends: base.yaml}", "{rollout: {max_new_tokens: 8}}"])
 def test_our_own_configuration_is_not_taken_for_another(tmp_path, text):
     (tmp_path / "own.yaml").write_text(text)

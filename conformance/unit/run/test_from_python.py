@@ -290,10 +290,13 @@ def test_arguments_without_a_counterpart_are_named(tmp_path, arguments, problem)
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("reward_func", "reward_funcs"), ("tokenizer", "processing_class"), ("dataset", "train_dataset")],
+    [
+        *(("reward_func", "Did you mean reward_funcs?"), ("tokenizer", "Did you mean processing_class?")),
+        *(("dataset", "Did you mean train_dataset?"), ("tools", "'environment.tools'")),
+    ],
 )
 def test_an_argument_by_another_name_is_answered_by_its_own(name, meant):
-    with refused("argument-unknown", name, remedy=f"Did you mean {meant}?"):
+    with refused("argument-unknown", name, remedy=meant):
         GRPOTrainer("m", **{name: object()})
 
 

@@ -22,7 +22,10 @@ def read_source(words: Sequence[str]) -> tuple[str, dict[str, object]]:
     if words[0] in ("swift", "trl"):
         fields = read_words([f"--{one}" for one in variables]) | read_words(words[2:])
         inner = fields.pop("config", None)
-        return words[0], (_read_yaml(str(inner)) if inner else {}) | fields
+        fields = (_read_yaml(str(inner)) if inner else {}) | fields
+        command = next(iter(words[1:]), "")
+        method = fields.get("rlhf_type", "grpo") if command == "rlhf" else command
+        return words[0], _check_method(fields, method)
     for place, word in enumerate(words):
         if word.endswith(".py"):  # behind python, torchrun or accelerate launch with their options
             given = read_words(words[place + 1 :])
@@ -36,7 +39,16 @@ def read_source(words: Sequence[str]) -> tuple[str, dict[str, object]]:
             remedy="Give one YAML, or the whole command after --.",
         )
     fields = _read_yaml(words[0])
+    _check_method(fields, fields.get("rlhf_type", "grpo"))
     return ("swift" if "rlhf_type" in fields or "model" in fields else "trl"), fields
+
+
+def _check_method(fields: dict[str, object], method: object) -> dict[str, object]:
+    if method != "grpo":
+        problem = f"trains by {method}, and only GRPO is imported"
+        remedy = "docs/guides has configurations of SFT (grpo.md) and of learning from teachers (distill.md)."
+        raise ConfigError(problem, code="import-source-unreadable", key="SOURCE", remedy=remedy)
+    return fields
 
 
 def read_words(words: Sequence[str]) -> dict[str, object]:

@@ -99,11 +99,19 @@ def keys_of_peft(peft_config: Any) -> dict[str, object]:
     return keys | {"tuner.train_type": "lora"}
 
 
+BY_NAME = {
+    "tools": "Name them: config={'environment.tools': ['my_tools:function']}.",
+    "environment_factory": "Name the class: config={'environment.name': 'my_envs:Class'}.",
+    "rollout_func": "Write turns as an environment: config={'environment.name': 'my_envs:Class'}.",
+}
+"""An argument of TRL whose counterpart is named, since worker processes and servers import it."""
+
+
 def check_others(given: Mapping[str, object], known: Sequence[str]) -> None:
     """Refuse arguments that nothing here uses. Errors: ``argument-unknown``."""
     for name, value in given.items():
         if value is not None:
             close = [FORMER[name]] if name in FORMER else get_close_matches(name, known)
-            remedy = "Leave it out; all settings of a run are keys of config."
+            remedy = BY_NAME.get(name, "Leave it out; all settings of a run are keys of config.")
             remedy = f"Did you mean {close[0]}?" if close else remedy
             raise ConfigError("has no counterpart", code="argument-unknown", key=name, remedy=remedy)
