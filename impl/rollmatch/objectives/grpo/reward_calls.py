@@ -170,6 +170,8 @@ def form_of(
     'ours'
     >>> form_of(lambda completion, answer, **others: 1.0, "f", key="x")
     'verifiers'
+    >>> form_of(lambda completion_ids=None, **others: [], "f", key="x"), form_of(lambda **all_of_them: [], "f", key="x")
+    ('trl', 'trl')
     """
     try:
         signature = inspect.signature(function)
@@ -182,7 +184,8 @@ def form_of(
     if missing := sorted(required & withheld.keys()):
         problem = f"{name}{signature} needs {', '.join(missing)}, and {withheld[missing[0]]}"
         raise ConfigError(problem, code="reward-signature", key=key, remedy="Give these parameters a default of None.")
-    if "completions" in parameters or required & set(OFFERED):
+    takes_all = {one.kind for one in parameters.values()} == {inspect.Parameter.VAR_KEYWORD}
+    if takes_all or parameters.keys() & {"completions", "prompts"} or (required or parameters.keys()) & set(OFFERED):
         return "trl"
     if parameters.keys() & set(NAMED) - {"answer"} and required <= {*NAMED, *objects}:
         return "verifiers"
