@@ -54,6 +54,15 @@ def test_hover_texts_are_the_journals_figures():
     assert [stroke.latest for stroke in f1.strokes] == ["0.750", "0.432"]
 
 
+def test_parts_of_rewards_and_what_these_have_logged_have_curves_of_their_own():
+    parts = {"reward": 0.5, "reward/right": 0.75, "reward/short": 0.25, "metric/share/of_digits": 3.0}
+    evaluated = {"event": "evaluated", "step": 2, "metrics": parts | {"reward/right": 1.0}}
+    found = {one.title: one.strokes for one in make_charts(journal([(1, parts), (2, parts)], [evaluated]))}
+    named = ["Reward", "Reward: right", "Reward: short", "Logged by rewards: share/of_digits"]
+    assert list(found) == named
+    assert [[stroke.latest for stroke in found[name]] for name in named[1:3]] == [["0.750", "1.000"], ["0.250"] * 2]
+
+
 def test_a_gap_parts_the_line_and_is_counted():
     history = journal([(number, {"loss": float("nan") if number == 3 else 1.0}) for number in range(1, 6)])
     (stroke,) = chart("Loss", history).strokes

@@ -1,7 +1,7 @@
 """Curves over the steps: journal events -> the places, labels and hover texts of one SVG each."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollmatch.report.axes import Axis, step_axis, value_axis
 from rollmatch.report.history import Event, History
@@ -80,6 +80,8 @@ class Plot:
     """Left out where all values are 0: the run does not measure it."""
 
 
+REWARD = Plot(title="Reward", lines=(Line(label="training", field="reward"),
+                                     Line(label="validation", field="reward", validation=True)))  # fmt: skip
 PLOTS = (
     Plot(title="Loss", lines=(Line(label="total", field="loss"), Line(label="text (ce)", field="loss_ce"),
                               Line(label="coordinates", field="loss_coord"),
@@ -88,8 +90,7 @@ PLOTS = (
          text=percent, as_percent=True, ceiling=1.0),
     Plot(title="F1", lines=(Line(label="training, at the matching gate", field="f1"),
                             Line(label="validation", field="f1", validation=True)), ceiling=1.0),
-    Plot(title="Reward", lines=(Line(label="training", field="reward"),
-                                Line(label="validation", field="reward", validation=True))),
+    REWARD,
     Plot(title="Distance to the policy before training (k3)", lines=(Line(label="kl", field="kl"),), hides_zeros=True),
     Plot(title="Entropy of the policy, nats per token", lines=(Line(label="entropy", field="entropy"),),
          hides_zeros=True),
@@ -155,9 +156,29 @@ class Series:
 
 
 def make_charts(history: History) -> tuple[Chart, ...]:
-    """All plots that have at least one finite value."""
-    charts = (_make_chart(plot, history) for plot in PLOTS)
+    """All plots that have at least one finite value; behind the reward, what it is made of."""
+    place = PLOTS.index(REWARD) + 1
+    plots = (*PLOTS[:place], *parts_of_rewards(field for event in history.steps for field in event), *PLOTS[place:])
+    charts = (_make_chart(plot, history) for plot in plots)
     return tuple(chart for chart in charts if chart is not None)
+
+
+def parts_of_rewards(fields: Iterable[str]) -> list[Plot]:
+    """One plot of each reward function, where there are several, and of each figure that they have logged.
+
+    >>> [plot.title for plot in parts_of_rewards(["reward/right", "reward/short", "metric/digits", "loss"])]
+    ['Reward: right', 'Reward: short', 'Logged by rewards: digits']
+    >>> parts_of_rewards(["reward", "reward/right"])
+    []
+    """
+    known = dict.fromkeys(fields)
+    rewards, figures = ([name for name in known if name.startswith(start)] for start in ("reward/", "metric/"))
+    kinds = (("Reward", rewards if len(rewards) > 1 else []), ("Logged by rewards", figures))
+    return [
+        Plot(title=f"{kind}: {name.partition('/')[2]}", lines=tuple(replace(line, field=name) for line in REWARD.lines))
+        for kind, names in kinds
+        for name in names
+    ]
 
 
 def _make_chart(plot: Plot, history: History) -> Chart | None:
