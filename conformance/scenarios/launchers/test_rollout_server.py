@@ -106,6 +106,17 @@ def test_a_url_without_a_port_names_that_of_its_scheme(scheme, port):
     assert settings_of(command(named=named)).port == port
 
 
+@pytest.mark.parametrize(
+    ("url", "host", "is_warned"),
+    [("node7:8123", "127.0.0.1", True), ("node7:8123", "0.0.0.0", False), ("localhost:8123", "::1", False)],
+)
+def test_a_server_that_its_learners_cannot_reach_says_so(capsys, monkeypatch, url, host, is_warned):
+    monkeypatch.setenv("ROLLMATCH_API_KEY", "k")
+    sets = [*absolute(), *ONE, f"{VLLM}.server.base_url=http://{url}", f"{SERVER}.host={host}"]
+    assert serve(str(CONFIG), overrides=sets, gpus=["0"], dry_run=True) == 0
+    assert (f"{SERVER}.host: 0.0.0.0" in capsys.readouterr().err) == is_warned
+
+
 @pytest.mark.scenario(
     clauses=["launchers/ms-swift-can-be-the-server#1", "launchers/server-and-learner-have-a-launcher-each#6"]
 )

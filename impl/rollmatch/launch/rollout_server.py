@@ -5,10 +5,12 @@ The launcher replaces itself by the server it starts, so a signal needs no passi
 
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from rollmatch.config import RunConfig, effective, load_config
+from rollmatch.config.connection import is_loopback
 from rollmatch.config.files import check_model
 from rollmatch.config.servers import (
     ServerAddress,
@@ -55,8 +57,12 @@ def serve(
 
 def start(command: Command, config: RunConfig, server_index: int | None, *, dry_run: bool) -> int:
     """Become the server, or print its command. Errors: ``server-not-named``, ``port-in-use``."""
+    host, address = config.custom.extra.rollout_server.host, _address(config, server_index)
+    if is_loopback(host) and not is_loopback(address.host):
+        text = f"learners call {address.base_url}, and the server listens at {host}, where only this machine reaches it"
+        print(f"rollmatch: {text}; set {_SECTION}.host: 0.0.0.0 if nothing here passes calls on", file=sys.stderr)
     if not dry_run:
-        bind_http(config.custom.extra.rollout_server.host, port_of(config, server_index)).close()
+        bind_http(host, port_of(config, server_index)).close()
         become(command)
     print(command)
     return 0
