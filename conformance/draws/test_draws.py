@@ -18,7 +18,7 @@ from conformance.oracle.script import BOXES, NAMES
 from rollmatch.model.policy import LARGE_VOCABULARY
 
 MATCHING = {"custom.trainer_variant": "rollout_matching_sft", "custom.prompts.user": "find", "global_max_length": 420}
-MATCHING |= {f"{R}.max_new_tokens": 160, "custom.prompts.system": ""}
+MATCHING[f"{R}.max_new_tokens"] = 160
 BOXED = [{"desc": name, "bbox_2d": list(box)} for name, box in zip(NAMES, BOXES, strict=False)]
 OBJECTS = [
     {"images": [f"32-32-{i}.png"], "objects": list(islice(cycle(BOXED), i % 4)), "width": 32, "height": 32}
@@ -55,7 +55,7 @@ def test_a_rank_whose_segments_became_too_old_does_not_wait_for_one_whose_did_no
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["grpo", "matching"])
+@pytest.mark.parametrize("objective", ["grpo", pytest.param("matching", marks=pytest.mark.wide)])
 def test_a_loss_scored_within_the_head_agrees_with_the_oracle(objective, tmp_path):
     """As on GPUs and of every real model: with so many rows of the embedding no logits of a whole row are made."""
     keys = PLAIN | {f"{R}.rollout_backend": "vllm", f"{T}.max_steps": 2, f"{T}.eval_scenes": 1}
@@ -63,7 +63,7 @@ def test_a_loss_scored_within_the_head_agrees_with_the_oracle(objective, tmp_pat
     family, samples = "qwen3", [{"prompt": f"{number}a"} for number in range(5)]
     if objective == "matching":
         family, samples, keys = "qwen3_vl", OBJECTS, {name: v for name, v in keys.items() if not name.startswith(G)}
-        keys |= MATCHING | {f"{T}.max_steps": 1}
+        keys |= MATCHING | {f"{T}.max_steps": 1, "custom.prompts.system": ""}
     judge(
         {"family": family, "rows": LARGE_VOCABULARY, "samples": samples, "servers": [{}], "keys": keys},
         *(tmp_path / "draw", tmp_path / "models"),

@@ -18,7 +18,7 @@ from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 from rollmatch.rollout.servers import VllmServerBackend
-from rollmatch.rollout.work_items import Chunk, WorkItem, cut_chunks, cut_work_items, next_work_item
+from rollmatch.rollout.work_items import WorkItem, cut_chunks, cut_work_items, next_work_item
 
 NUM_REQUESTS, PIECES = 16, 4
 LOTS = st.lists(
@@ -169,12 +169,3 @@ def test_chunks_follow_the_formula(num_requests, num_servers):
     assert [list(range(c.start, c.stop)) for c in chunks] == [part for part in expected if part]
     assert [c.server_index for c in chunks] == [i for i, part in enumerate(expected) if part]
     assert [item for c in chunks for item in c.of(range(num_requests))] == list(range(num_requests))
-
-
-@given(st.integers(0, 50), st.integers(0, 9), st.integers(2, 200))
-def test_halves_are_smaller_and_lose_nothing(start, server, length):
-    whole = Chunk(server, start, start + length)
-    first, second = whole.halves()
-    assert (first.start, first.stop, second.stop) == (whole.start, second.start, whole.stop)
-    assert 0 <= first.num_requests - second.num_requests <= 1
-    assert {first.server_index, second.server_index} == {server}
