@@ -64,8 +64,10 @@ def test_calls_of_other_dialects_begin_again_at_a_commit(instance, learner, poli
 
     def commit():
         with stopped(*instance.workers()):
+            time.sleep(0.1)  # until what they wrote last is read
+            kept = server.health()["running"]  # on a busy machine some have ended
             other = in_thread(server.post, "/generate/", prompt)
-            while server.health()["running"] < len(sampled.requests) + 2:
+            while server.health()["running"] < kept + 2:
                 assert not other.done(), other.result()
             restarted, committing = num_restarted(server), in_thread(server.post, "/native/sync/commit/", choice)
             while num_restarted(server) < restarted + 2:
@@ -76,4 +78,5 @@ def test_calls_of_other_dialects_begin_again_at_a_commit(instance, learner, poli
     assert (status, body["policy_version"], other.result()[0]) == (200, first + 1, 200), body
     assert body["restarted"] == 2
     sampled.check(rollouts, {first: policies[1].weights, first + 1: policies[2].weights})
-    assert versions_of(rollouts) == {(first, first + 1): len(rollouts)}
+    assert versions_of(rollouts)[first, first + 1] > 0
+    assert versions_of(rollouts).keys() <= {(first,), (first, first + 1)}
