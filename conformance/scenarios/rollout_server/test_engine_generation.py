@@ -87,13 +87,13 @@ def test_a_bias_decides_a_greedy_response(server):
     assert biased == (9,) * 4 != plain
 
 
-@pytest.mark.scenario("rollout-server/a-bad-sampling-value-is-named")
 def test_a_trainer_reads_the_type_that_weights_are_held_in(server):
     """The server was started with the type ``float``."""
     found = requests.get(f"{server.url}/server_info", timeout=30).json()["vllm_config"]["model_config"]["dtype"]
     assert found == "torch.float32"
 
 
+@pytest.mark.scenario("rollout-server/a-bad-sampling-value-is-named")
 def test_a_bad_item_costs_only_its_own_call(server):
     good = in_thread(server.infer, text_batch([[5]] * 4), max_tokens=200, ignore_eos=True)
     for bad, code, key in [
