@@ -7,7 +7,7 @@ import numpy as np
 
 from conformance.doubles.digits import load_model, template_of
 from conformance.doubles.logprobs import TOLERANCE, found_in
-from conformance.doubles.server_fixtures import under_way
+from conformance.doubles.server_fixtures import held
 from rollmatch.data.ids import pack_ids, unpack_ids
 from rollmatch.records import Rollout
 
@@ -17,8 +17,8 @@ PER_SCENE = 2
 class SampledResponses:
     """Long responses to scenes with images, sampled at temperature 1, with log-probabilities."""
 
-    def __init__(self, server, requests, *, length):
-        self.server, self.length = server, length
+    def __init__(self, instance, requests, *, length):
+        self.instance, self.server, self.length = instance, instance.server, length
         self.requests = [request for request in requests for _ in range(PER_SCENE)]
 
     def write(self):
@@ -49,11 +49,9 @@ class SampledResponses:
             version_runs=tuple(map(tuple, answer["policy_versions"])),
         )
 
-    def interrupted_by(self, update):
-        """The rollouts of a call in whose midst, when all responses have begun, ``update`` ran; and its result."""
-        call = under_way(self.server, self.write, num_tokens=10 * len(self.requests))
-        updated = update()
-        return call.result(), updated
+    def held(self):
+        """A call in a thread; inside, all responses have begun, and the engines stand still."""
+        return held(self.instance, self.write, num_tokens=20 * len(self.requests))
 
     def errors(self, rollouts, weights):
         """[responses, tokens] distance of each log-probability from transformers' by the weights of a policy.

@@ -1,6 +1,7 @@
 """One server with two replicas for all tests that need an engine; it restarts what does not finish quickly."""
 
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import requests
@@ -19,6 +20,8 @@ from rollmatch.model.checkpoint import merged_weights
 from rollmatch.rollout.hf import HfBackend
 
 NUM_SCENES = 6
+RUNNING_S, STOPPED_S = 0.005, 0.02
+"""Engines run and stand still in turn: on a busy machine some responses would end before others begin."""
 HELD_S, MOST_OF_TURNS = 0.05, 0.99
 """Of processor time, and the share of turns of the event loop that take no more."""
 
@@ -173,6 +176,21 @@ def under_way(server, write, *, num_tokens=1):
     return call
 
 
+@contextmanager
+def held(instance, write, *, num_tokens=1):
+    """A call in a thread; inside, its responses have so many tokens, and the engines stand still."""
+    engines, begun = instance.workers(), instance.server.health()["progress"]
+    call = in_thread(write)
+    while True:
+        with stopped(*engines):
+            time.sleep(STOPPED_S)  # until what they wrote last is read
+            if instance.server.health()["progress"] >= begun + num_tokens:
+                yield call
+                return
+        assert not call.done(), call.result()
+        time.sleep(RUNNING_S)
+
+
 class LongResponses:
     """What some prompts are answered at length, greedily: much longer than a sync takes."""
 
@@ -195,8 +213,8 @@ class LongResponses:
         Returns the call and the result of ``update``. However slow the machine is, work is unfinished then.
         """
         server = instance.server
-        restarted, call = num_restarted(server), under_way(server, lambda: self.write(server))
-        with stopped(*instance.workers()):
+        restarted = num_restarted(server)
+        with held(instance, lambda: self.write(server)) as call:
             updating = in_thread(update)
             while num_restarted(server) == restarted:
                 assert server.health()["running"], "all responses ended before the engines stood still"

@@ -7,7 +7,6 @@ import pytest
 
 from conformance.doubles.kept_responses import SampledResponses
 from conformance.doubles.learner_side import connected, rendezvous, sync
-from conformance.doubles.processes import stopped
 from conformance.doubles.server_fixtures import num_restarted
 from conformance.judge.servers.bounded import in_thread
 from rollmatch.dialects.native.sender import NativeSender
@@ -32,18 +31,18 @@ def versions_of(rollouts):
     "weight-sync/two-updates-come-within-a-long-response",
     clauses=["weight-sync/a-sync-may-keep-responses-under-way#1,2,3", "weight-sync/no-request-sees-two-versions#1"],
 )
-def test_the_new_weights_write_the_rest_of_responses_under_way(server, sender, policies, scene_requests):
+def test_the_new_weights_write_the_rest_of_responses_under_way(instance, sender, policies, scene_requests):
+    server = instance.server
     assert server.get("/native/identity")[1]["keep"] is True
     first = server.version + 1
     sender.send(policies[1].weights.items(), version=first)
-    sampled = SampledResponses(server, scene_requests, length=LENGTH)
-
-    def update():
-        sender.send(policies[2].weights.items(), version=first + 1)
-        time.sleep(0.1)  # an engine that gets no processor meanwhile writes nothing by these weights
-        sender.send(policies[0].weights.items(), version=first + 2)
-
-    rollouts, _ = sampled.interrupted_by(update)
+    sampled = SampledResponses(instance, scene_requests, length=LENGTH)
+    with sampled.held() as call:
+        updating = in_thread(sender.send, policies[2].weights.items(), version=first + 1)
+    updating.result()
+    time.sleep(0.1)  # an engine that gets no processor meanwhile writes nothing by these weights
+    sender.send(policies[0].weights.items(), version=first + 2)
+    rollouts = call.result()
     weights_of = {first: policies[1].weights, first + 1: policies[2].weights, first + 2: policies[0].weights}
     sampled.check(rollouts, weights_of)
     assert versions_of(rollouts).keys() <= {(first, first + 1, first + 2), (first, first + 2)}
@@ -55,26 +54,21 @@ def test_the_new_weights_write_the_rest_of_responses_under_way(server, sender, p
 @pytest.mark.scenario(clauses=["weight-sync/a-sync-may-keep-responses-under-way#4"])
 def test_calls_of_other_dialects_begin_again_at_a_commit(instance, learner, policies, scene_requests):
     server = learner.server
-    sampled = SampledResponses(server, scene_requests, length=LENGTH)
+    sampled = SampledResponses(instance, scene_requests, length=LENGTH)
     sync(learner, policies[1])
     first = server.version
     staged, choice = {"sync_id": "staged", "commit": False, "keep": True}, {"client": "learner", "sync_id": "staged"}
     assert learner.sync(policies[2].weights, version=first + 1, **staged)[0] == 200
     prompt = {"prompts": ["Say one to nine."] * 2, "max_tokens": LENGTH, "generation_kwargs": {"ignore_eos": True}}
-
-    def commit():
-        with stopped(*instance.workers()):
-            time.sleep(0.1)  # until what they wrote last is read
-            kept = server.health()["running"]  # on a busy machine some have ended
-            other = in_thread(server.post, "/generate/", prompt)
-            while server.health()["running"] < kept + 2:
-                assert not other.done(), other.result()
-            restarted, committing = num_restarted(server), in_thread(server.post, "/native/sync/commit/", choice)
-            while num_restarted(server) < restarted + 2:
-                assert not committing.done(), committing.result()
-        return committing.result(), other
-
-    rollouts, ((status, body), other) = sampled.interrupted_by(commit)
+    with sampled.held() as call:
+        assert server.health()["running"] == len(sampled.requests)
+        other = in_thread(server.post, "/generate/", prompt)
+        while server.health()["running"] < len(sampled.requests) + 2:
+            assert not other.done(), other.result()
+        restarted, committing = num_restarted(server), in_thread(server.post, "/native/sync/commit/", choice)
+        while num_restarted(server) < restarted + 2:
+            assert not committing.done(), committing.result()
+    rollouts, (status, body) = call.result(), committing.result()
     assert (status, body["policy_version"], other.result()[0]) == (200, first + 1, 200), body
     assert body["restarted"] == 2
     sampled.check(rollouts, {first: policies[1].weights, first + 1: policies[2].weights})
