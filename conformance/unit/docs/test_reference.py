@@ -1,26 +1,15 @@
-"""Documentation follows the code: generated blocks, paths, links, examples, and the length of the front page."""
+"""Documentation follows the code: generated blocks, paths, links, and the length of the front page."""
 
 import re
 from pathlib import Path
 
 import pytest
-import yaml
 
-from rollmatch.config import make
-from rollmatch.config.layers import merge, nested
 from rollmatch.config.schema import fields, section_of
 from scripts import reference
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
-MINIMAL = yaml.safe_load((ROOT / "fixtures/config/good_minimal.yaml").read_text())
-
-
-def examples():
-    """All YAML blocks, by the file they stand in."""
-    for page in PAGES:
-        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
-            yield pytest.param(yaml.safe_load(block), id=f"{page.name}-{len(block)}")
 
 
 def test_the_generated_blocks_are_fresh(capsys):
@@ -69,13 +58,6 @@ def test_paths_and_links_lead_somewhere(page):
     missing = [path for path in paths if not (ROOT / path).exists() and not (reference.PACKAGE / path).exists()]
     missing += [link for link in links if link and not (page.parent / link).exists()]
     assert missing == []
-
-
-@pytest.mark.parametrize("example", list(examples()))
-def test_examples_of_a_configuration_are_accepted(example):
-    own = nested({key: value for key, value in example.items() if key != "extends"})
-    files = {"train_jsonl": None, "val_jsonl": None} if "dataset" in own.get("custom", {}) else {}
-    assert make(merge(merge(MINIMAL, {"custom": files}), own)).custom.trainer_variant
 
 
 def test_the_front_page_has_less_than_700_words():
