@@ -174,6 +174,11 @@ def of_other_tokens(body):
     return body
 
 
+def of_a_number_beyond_floats(body):
+    next(iter(body["choices"][0]["prompt_logprobs"][-1].values()))["logprob"] = -(10**400)
+    return json.dumps(body)
+
+
 def of_no_number(body):
     next(iter(body["choices"][0]["prompt_logprobs"][-1].values()))["logprob"] = math.nan
     return json.dumps(body)  # as Python's servers write it
@@ -186,6 +191,7 @@ def of_no_number(body):
         without_the_last,
         of_other_tokens,
         of_no_number,
+        of_a_number_beyond_floats,
         *(lambda body, answer=answer: answer for answer in ({"choices": []}, [], {"choices": [{}]})),
     ],
 )

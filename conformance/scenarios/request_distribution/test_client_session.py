@@ -252,9 +252,9 @@ def test_a_proxy_of_the_environment_is_passed_by(double, monkeypatch):
 )
 @responses.activate
 def test_a_base_url_may_have_a_path_of_its_own():
-    responses.get("http://127.0.0.1:8000/rollout/health/", json={"status": "ok"})
+    responses.get("http://127.0.0.1:8000/rollout/health/", json={"instance": "a"})
     for base_url in ("http://127.0.0.1:8000/rollout/", "http://127.0.0.1:8000/rollout"):
-        assert RolloutServer(base_url, ClientSettings(timeout_s=5)).health(timeout_s=1) == {"status": "ok"}
+        assert RolloutServer(base_url, ClientSettings(timeout_s=5)).health(timeout_s=1) == {"instance": "a"}
 
 
 @responses.activate

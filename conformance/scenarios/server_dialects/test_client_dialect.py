@@ -123,6 +123,7 @@ def test_native_speaks_ids_as_the_payloads_say():
         (native_entry(0, prompt_token_ids=b"abc"), "reply-malformed"),
         (native_entry(0, policy_version=None), "reply-malformed"),
         (native_entry(0, finish_reason="error"), "reply-malformed"),
+        (native_entry(0, logprobs=b"abc"), "reply-malformed"),
     ],
 )
 @responses.activate

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from types import SimpleNamespace
 
 import msgspec
@@ -92,16 +93,18 @@ def test_they_are_requested_only_where_configured_and_come_back_one_per_token(di
     assert (logprobs_in(sent_by(call)), reply.logprobs) == (asked, expected)
 
 
-@pytest.mark.parametrize("dialect", ANSWERS)
+@pytest.mark.parametrize(
+    ("dialect", "values"), [*((each, LOGPROBS[:1]) for each in ANSWERS), ("native", [-0.1, math.nan])]
+)
 @responses.activate
-def test_one_too_few_is_refused(dialect):
+def test_one_too_few_is_refused(dialect, values):
     route, answer = ANSWERS[dialect]
-    responses.post(f"{URL}{route}", **answer(LOGPROBS[:1]))
+    responses.post(f"{URL}{route}", **answer(values))
     with refused("reply-malformed", URL):
         server_of(dialect).infer(prompts(1), ASKING)
 
 
-@pytest.mark.parametrize("values", [7, "ab", [-0.1, 10**400], [-0.1, [[]]], [-0.1, {"logprob": {}}]])
+@pytest.mark.parametrize("values", [7, "ab", [-0.1, 10**400], [-0.1, math.nan], [-0.1, [[]]], [-0.1, {"logprob": {}}]])
 @pytest.mark.parametrize("dialect", ["swift", "trl", "vllm"])
 @responses.activate
 def test_what_is_no_number_is_refused(dialect, values):

@@ -1,6 +1,7 @@
 """What a learner compares a rollout server with, how it waits for one, and what it sets for the libraries it loads."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -39,6 +40,12 @@ def test_a_server_has_the_configured_number_of_workers_or_a_multiple(tp, dp, fou
             "world-size-mismatch", SERVER, problem=f"has {found} workers, the configuration expects {expected}"
         ):
             server_checks.check_server(server, {}, config_with(*sizes), gpus=())
+
+
+@pytest.mark.parametrize("size", [{}, [2], {"world_size": "2"}, {"world_size": math.nan}, {"world_size": 0}])
+def test_a_size_that_is_no_number_of_workers_is_refused(size):
+    with answering(lambda name, _: (200, json.dumps(size))) as url, refused("reply-malformed", url):
+        server_checks.check_server(RolloutServer(url, ClientSettings(timeout_s=5)), {}, config_with(), gpus=())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import base64
 import copy
 import http.client
 import json
+import re
 import select
 import socket
 import ssl
@@ -48,7 +49,9 @@ _CHUNK_BYTES = 1 << 16
 _AS_IT_IS = {"Accept-Encoding": "identity"}
 """A few packed bytes may hold many."""
 REMEDY = "Look at the server's own output; start it again and resume the run."
-_LONGEST_TEXT = 300
+_LONGEST_TEXT, _LONGEST_FIELD = 300, 4000
+"""Characters of a reply that stand in a message: where it has no form, and of each field of an error."""
+_CODE = re.compile("[a-z][a-z0-9-]{0,99}")
 Outcome = TypeVar("Outcome", covariant=True)
 
 
@@ -206,7 +209,7 @@ class HttpServer:
                 limit.reply_begins()
                 parts = reply.raw.stream(_CHUNK_BYTES, decode_content=False)
                 content = _joined(parts, most, self.base_url, path)
-            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, UnicodeError) as error:
                 if limit.is_over or isinstance(error, requests.ReadTimeout | urllib3.exceptions.ReadTimeoutError):
                     raise _late(self.base_url, path, limit.seconds) from error
                 raise _broken(self.base_url, path, error) from error
@@ -387,9 +390,9 @@ def _refusal(base_url: str, path: str, response: _RawReply) -> ServerRefused:
         body = _read(response)
     except (ValueError, RecursionError):
         body = None
-    if isinstance(body, dict) and isinstance(body.get("code"), str):
-        problem, key = str(body.get("problem", "")), str(body.get("key") or "")
-        error = ServerRefused(f"{base_url}{path}: {problem}", key=key or base_url, remedy=str(body.get("remedy", "")))
+    if isinstance(body, dict) and isinstance(body.get("code"), str) and _CODE.fullmatch(body["code"]):
+        problem, key, remedy = (str(body.get(name) or "")[:_LONGEST_FIELD] for name in ("problem", "key", "remedy"))
+        error = ServerRefused(f"{base_url}{path}: {problem}", key=key or base_url, remedy=remedy)
         error.code = body["code"]
         error.item = body["item"] if isinstance(body.get("item"), int) else None
     else:

@@ -1,16 +1,47 @@
 """Checks on what servers answer: one entry per request, each with its ids."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, TypedDict, TypeVar
+
+import msgspec
 
 from rollmatch.dialects.http import ReplyMalformed
 from rollmatch.dialects.prompt import Reply
 from rollmatch.errors import RolloutError
 
+Read = TypeVar("Read")
 FINISH_REASONS = ("stop", "length")
 _LARGEST = 1 << 63
 """Of integers; still larger ones are no floats."""
+
+Version = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""Of weights; the next one is a number of 64 bits, too."""
+
+
+class Health(TypedDict, total=False):
+    """What a server says of itself all the time; dialects but ours have little of it."""
+
+    policy_version: Version
+    instance: str
+    gpus: list[str] | None
+    progress: float | None
+    calls: dict[str, float]
+
+
+def read_as(kind: type[Read], body: object, *, route: str, base_url: str) -> Read:
+    """What a control route answered, without fields that ``kind`` does not have. Errors: ``ReplyMalformed``."""
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        problem = f"{route} answered what its dialect does not: {error}"
+        raise ReplyMalformed(problem, key=base_url, remedy="Is this URL a rollout server's?") from error
+
+
+def health_of(body: object, *, base_url: str) -> Health:
+    """Empty for a server that answers by its status alone. Errors: ``ReplyMalformed``."""
+    return read_as(Health, body if isinstance(body, dict) else {}, route="/health", base_url=base_url)
 
 
 def entries_of(body: object, *, base_url: str, num_requests: int) -> list[object]:
@@ -40,7 +71,10 @@ def ids_of(value: object, *, name: str, place: int, base_url: str) -> tuple[int,
 
 
 def logprobs_of(value: Any, ids: Sequence[int], *, place: int, base_url: str) -> tuple[float, ...]:
-    """One number per response token: by itself, first in a list, or named ``logprob``. Errors: ``ReplyMalformed``."""
+    """One finite number per response token: by itself, first in a list, or named ``logprob``.
+
+    Errors: ``ReplyMalformed``.
+    """
     is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
     numbers = [_number_of(item) for item in value] if is_list else []
     if len(numbers) != len(ids) or not is_list or None in numbers:
@@ -55,7 +89,7 @@ def logprobs_of(value: Any, ids: Sequence[int], *, place: int, base_url: str) ->
 def _number_of(item: object) -> float | None:
     if isinstance(item, dict | list):
         item = field_of(item, "logprob" if isinstance(item, dict) else 0)
-    if isinstance(item, float) or (isinstance(item, int) and abs(item) < _LARGEST):
+    if (isinstance(item, float) and math.isfinite(item)) or (isinstance(item, int) and abs(item) < _LARGEST):
         return float(item)
     return None
 

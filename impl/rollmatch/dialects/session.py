@@ -8,7 +8,9 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, TypedDict
+
+import msgspec
 
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.dialect import Dialect, find_routes, name_dialect
@@ -24,11 +26,13 @@ from rollmatch.dialects.http import (
 )
 from rollmatch.dialects.native.client import NativeDialect
 from rollmatch.dialects.prompt import CallLog, Prompt, Reply, SamplingRules
+from rollmatch.dialects.reply import Health, Read, health_of, read_as
 from rollmatch.dialects.swift.client import SwiftDialect
 from rollmatch.dialects.trl.client import TrlDialect
 from rollmatch.dialects.vllm.client import VllmDialect
 from rollmatch.dialects.watch import ServerDied, WatchRules, look, watched
 from rollmatch.errors import RolloutError
+from rollmatch.weights.group_address import MAX_WORLD_SIZE
 
 DIALECTS: dict[str, type[NativeDialect | SwiftDialect | TrlDialect | VllmDialect]] = {
     kind.name: kind for kind in (NativeDialect, SwiftDialect, TrlDialect, VllmDialect)
@@ -42,6 +46,10 @@ CONTROL_TIMEOUT_S, HEALTH_TIMEOUT_S = 60.0, 10.0
 CACHES = ("/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache")
 """What forgets what older weights have computed."""
 _POLL_S = 0.25
+
+
+class _Workers(TypedDict):
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD_SIZE)]
 
 
 class ServerUnreachable(RolloutError):
@@ -88,8 +96,11 @@ class RolloutServer:
         if not self.dialect.answers_while_generating:
             self.watch = replace(self.watch, silence_s=None)
 
-    def wait_until_healthy(self, timeout_s: float) -> dict[str, object]:
-        """The server's health, as soon as it is well. Errors: ``ServerUnreachable``, ``ServerRefused`` (dead, key)."""
+    def wait_until_healthy(self, timeout_s: float) -> Health:
+        """The server's health, as soon as it is well.
+
+        Errors: ``ServerUnreachable``, ``ServerRefused`` (dead, key), ``ReplyMalformed``.
+        """
         deadline, problem = time.monotonic() + timeout_s, "no answer"
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -105,26 +116,31 @@ class RolloutServer:
             f"{self.base_url} was not well within {timeout_s:g} s: {problem}", key=self.base_url, remedy=GO_WITHOUT
         )
 
-    def health(self, *, timeout_s: float) -> dict[str, Any]:
-        """The body of the server's health; little more than a status in most dialects."""
+    def health(self, *, timeout_s: float) -> Health:
+        """Of the server; empty in most dialects."""
         body = self.http.get(self.path_of("/health"), timeout_s=timeout_s).body
-        return body if isinstance(body, dict) else {}
+        return health_of(body, base_url=self.base_url)
+
+    def world_size(self) -> int:
+        """Number of the server's workers. Errors: those of ``get``."""
+        return self.get("/get_world_size", _Workers)["world_size"]
 
     def instance(self) -> str:
         """What the server calls itself since its start, empty if nothing; a stock vllm serve: its weights."""
         health = self.health(timeout_s=HEALTH_TIMEOUT_S)
         if "instance" in health or "/weight_info" not in self.routes:
-            return str(health.get("instance", ""))
-        return str(self.get("/weight_info", timeout_s=HEALTH_TIMEOUT_S).get("weight_version", ""))
+            return health.get("instance", "")
+        about = self.get("/weight_info", dict[str, object], timeout_s=HEALTH_TIMEOUT_S)
+        return str(about.get("weight_version", ""))
 
     def path_of(self, route: str) -> str:
         """A route as this server writes it: with a slash at its end unless its list of routes has none."""
         return self.routes.get(route, f"{route}/")
 
-    def get(self, route: str, *, timeout_s: float = CONTROL_TIMEOUT_S, query: str = "") -> Any:
-        """The body of a reply; sent once."""
+    def get(self, route: str, kind: type[Read], *, timeout_s: float = CONTROL_TIMEOUT_S, query: str = "") -> Read:
+        """The body of a reply, as ``kind``; sent once. Errors: those of ``HttpServer.get``."""
         path = f"{self.path_of(route)}?{query}" if query else self.path_of(route)
-        return self.http.get(path, timeout_s=timeout_s).body
+        return read_as(kind, self.http.get(path, timeout_s=timeout_s).body, route=route, base_url=self.base_url)
 
     def control(
         self,

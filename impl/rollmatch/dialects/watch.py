@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.http import REMEDY, CallTimeout, HttpServer, ServerRefused, TransportFailed
+from rollmatch.dialects.reply import health_of
 from rollmatch.errors import RolloutError
 
 Result = TypeVar("Result")
@@ -105,7 +106,10 @@ def watched(
 
 
 def look(server: HttpServer, path: str, rules: WatchRules, *, silent_s: float = 0.0) -> Look:
-    """Request a server's health once; after ``silent_s`` without an answer, no longer than the rules still allow."""
+    """Request a server's health once; after ``silent_s`` without an answer, no longer than the rules still allow.
+
+    Errors: ``ReplyMalformed``.
+    """
     timeout_s = rules.look_timeout_s
     if rules.silence_s is not None:
         timeout_s = max(_SHORTEST_LOOK_S, min(timeout_s, rules.silence_s - silent_s))
@@ -117,7 +121,5 @@ def look(server: HttpServer, path: str, rules: WatchRules, *, silent_s: float = 
         return Look(f"is gone: {error.problem}")
     except ServerRefused as error:
         return Look(f"is not well: {error.problem}")
-    if not isinstance(body, dict):
-        return Look()
-    calls = body.get("calls")
-    return Look(progress=body.get("progress"), idle_s=calls if isinstance(calls, dict) else {})
+    health = health_of(body, base_url=server.base_url)
+    return Look(progress=health.get("progress"), idle_s=health.get("calls", {}))

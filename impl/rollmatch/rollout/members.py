@@ -147,7 +147,7 @@ class ServerMembers:
     def read_version(self) -> int:
         """The highest policy version of any present server; 0 where a dialect has none."""
         healths = (server.health(timeout_s=HEALTH_TIMEOUT_S) for server in self.chosen())
-        return max(int(health.get("policy_version", 0)) for health in healths)
+        return max(health.get("policy_version", 0) for health in healths)
 
     def _known(self) -> dict[int, str]:
         return {index: name for index, name in (self.instances or {}).items() if index in self.present}

@@ -134,7 +134,7 @@ class ServerRoster:
 
     def _meet(self, address: ServerAddress) -> Newcomer:
         server = self.rules.admit(address)
-        return Newcomer(server, int(server.health(timeout_s=HEALTH_TIMEOUT_S).get("policy_version", 0)))
+        return Newcomer(server, server.health(timeout_s=HEALTH_TIMEOUT_S).get("policy_version", 0))
 
     def _tell(self, event: str, address: ServerAddress, **fields: int) -> None:
         if not self._ranks.is_primary:

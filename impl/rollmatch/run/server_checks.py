@@ -2,11 +2,10 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -15,6 +14,7 @@ from rollmatch.config import RunConfig, effective
 from rollmatch.config.connection import is_loopback
 from rollmatch.config.servers import ServerAddress, pair_servers, server_key, server_section, uses_servers
 from rollmatch.dialects.http import ServerRefused
+from rollmatch.dialects.reply import Health
 from rollmatch.dialects.session import ClientSettings, RolloutServer, ServerUnreachable
 from rollmatch.errors import LaunchError
 from rollmatch.server.identity import load_model_identity
@@ -24,7 +24,7 @@ NUM_NODES_VARIABLE = "GROUP_WORLD_SIZE"
 """Set by torchrun, and by ``accelerate launch`` through it."""
 
 
-def check_gpus(base_url: str, health: Mapping[str, Any], gpus: Sequence[str]) -> None:
+def check_gpus(base_url: str, health: Health, gpus: Sequence[str]) -> None:
     """Raise ``gpus-overlap`` where a server on this machine, by its health, works on one of the learner's ``gpus``."""
     theirs = health.get("gpus") or ()
     shared = [gpu for gpu in gpus if gpu in theirs]
@@ -56,12 +56,11 @@ def check_model(server: RolloutServer, config: RunConfig) -> None:
 def _identity(server: RolloutServer) -> dict[str, object]:
     """Empty where a server has no such route."""
     try:
-        identity = server.get("/native/identity")
+        return server.get("/native/identity", dict[str, object])
     except ServerRefused as refusal:
         if refusal.status == HTTPStatus.NOT_FOUND:
             return {}
         raise
-    return identity if isinstance(identity, dict) else {}
 
 
 LOOK_S = 1.0
@@ -108,9 +107,7 @@ def wait_for_notice(notice: Path, check: Callable[[], None]) -> None:
         time.sleep(_NOTICE_POLL_S)
 
 
-def check_server(
-    server: RolloutServer, health: Mapping[str, object], config: RunConfig, *, gpus: Sequence[str]
-) -> None:
+def check_server(server: RolloutServer, health: Health, config: RunConfig, *, gpus: Sequence[str]) -> None:
     """Compare a healthy server's size, GPUs and model with the configuration. Errors: as ``wait_for_servers``."""
     _check_world_size(server, config)
     check_gpus(server.base_url, health, gpus)
@@ -124,7 +121,7 @@ def learner_gpus() -> list[str]:
 
 def _await_health(
     server: RolloutServer, check: Callable[[], None], *, deadline: float, limit_s: float, server_pid: int | None
-) -> Mapping[str, object]:
+) -> Health:
     """The reply of /health/, as soon as the server is healthy; the first look without it says what is waited for."""
     is_announced = os.environ.get("RANK", "0") != "0"
     while True:
@@ -158,12 +155,11 @@ def _check_world_size(server: RolloutServer, config: RunConfig) -> None:
     sizes = config.custom.extra.rollout_server
     tp, dp = sizes.vllm_tensor_parallel_size, sizes.vllm_data_parallel_size
     try:
-        answer = server.get("/get_world_size")
+        found = server.world_size()
     except ServerRefused as refusal:
         if refusal.status == HTTPStatus.NOT_FOUND:  # stock vLLM has no such route
             return
         raise
-    found = int(answer["world_size"])
     if found == tp * dp if dp else found % tp == 0:
         return
     expected = f"{tp * dp}" if dp else f"a multiple of vllm_tensor_parallel_size {tp}"

@@ -42,7 +42,8 @@ class NativeDialect:
         packed = field_of(entry, "logprobs")
         if packed is None:
             return None
-        values = np.frombuffer(packed, dtype="<f4").tolist() if isinstance(packed, bytes) else packed
+        is_whole = isinstance(packed, bytes) and len(packed) % 4 == 0
+        values = np.frombuffer(packed, dtype="<f4").tolist() if is_whole else packed
         return logprobs_of(values, response, place=place, base_url=self.base_url)
 
     def _reply(self, entry: object, place: int) -> Reply:

@@ -7,17 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from typing import Annotated, NotRequired, TypedDict
 
+import msgspec
 import torch
 from torch import Tensor
 
 from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.http import MSGPACK, ServerRefused, raise_failures
+from rollmatch.dialects.reply import read_as
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.server.payloads import PROTOCOL
 from rollmatch.weights.digest import DIGEST_KINDS, DIRECT, GLOO
-from rollmatch.weights.group_address import CommunicatorTimeout, GroupAddress, GroupPortInUse
+from rollmatch.weights.group_address import MAX_WORLD_SIZE, CommunicatorTimeout, GroupAddress, GroupPortInUse
 from rollmatch.weights.plan import Spec
 from rollmatch.weights.transports import TRANSPORTS, Transport, WeightSource
 
@@ -68,23 +71,43 @@ class ServerIdentity:
     """Whether a sync may keep responses under way."""
 
 
+class _Tensor(TypedDict):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _Identity(TypedDict):
+    """``ServerIdentity`` as it travels."""
+
+    digest: str
+    instance: str
+    world_size: Annotated[int, msgspec.Meta(ge=1, lt=MAX_WORLD_SIZE)]
+    tensors: list[_Tensor]
+    aliases: dict[str, str]
+    transports: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    keep: NotRequired[bool]
+
+
 def read_identity(server: RolloutServer) -> ServerIdentity:
     """Errors: ``protocol-unknown``, those of the call."""
-    fields = server.get(IDENTITY, timeout_s=HEALTH_TIMEOUT_S)
-    transports = tuple(fields["transports"])
-    if fields.get("protocol") != PROTOCOL or fields.get("digest") != DIGEST_KINDS.get(transports[0]):
-        problem = f"{server.base_url} speaks protocol {fields.get('protocol')} with {fields.get('digest')}"
+    about = server.get(IDENTITY, dict[str, object], timeout_s=HEALTH_TIMEOUT_S)
+    is_known = about.get("protocol") == PROTOCOL
+    if is_known:
+        fields = read_as(_Identity, about, route=IDENTITY, base_url=server.base_url)
+        is_known = fields["digest"] == DIGEST_KINDS.get(fields["transports"][0])
+    if not is_known:
+        problem = f"{server.base_url} speaks protocol {about.get('protocol')} with {about.get('digest')}"
         problem += f", this learner protocol {PROTOCOL}"
         raise SyncError(
             problem, code="protocol-unknown", key=server.base_url, remedy="Install the same rollmatch on both sides."
         )
-    tensors = {t["name"]: Spec(t["name"], t["dtype"], tuple(t["shape"])) for t in fields["tensors"]}
     return ServerIdentity(
-        instance=str(fields["instance"]),
+        instance=fields["instance"],
         world_size=fields["world_size"],
-        tensors=tensors,
+        tensors={each["name"]: Spec(**each) for each in fields["tensors"]},
         aliases=fields["aliases"],
-        transports=transports,
+        transports=fields["transports"],
         keep=fields.get("keep", False),
     )
 

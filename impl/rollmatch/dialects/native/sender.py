@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from rollmatch.dialects.native.group import (
     choose_transport,
     read_identity,
 )
+from rollmatch.dialects.reply import Version, read_as
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import DigestMismatch, check_digests
@@ -42,6 +43,16 @@ _READY_WAIT_S, _DOUBT_S = 0.005, 0.05
 After ``_DOUBT_S`` without a reply, the health of servers is requested."""
 _LEFT = "communicator-missing"
 """Code of a server for a sync whose group the learner itself has left."""
+
+
+class _Reply(TypedDict, total=False):
+    """What a server says of a sync or a commit; what it leaves out proves nothing."""
+
+    digests: list[str]
+    merged_digests: dict[str, str] | None
+    committed: bool
+    policy_version: Version
+    instance: str
 
 
 class _Known(NamedTuple):
@@ -169,7 +180,7 @@ class NativeSender:
         try:
             self._wait_ready(group, sync_id, calls)
             digests = group.source.send(transfer, partial(raise_failures, calls))
-            replies = [call.result().body for call in calls]
+            replies = self._read(route, calls)
             self._check(transfer, digests, replies)
             if not body["commit"]:
                 replies = self._commit(sync_id)
@@ -227,17 +238,22 @@ class NativeSender:
         self._has_begun = True  # before a server can know: it may be gone before this returns
         store.give_verdict(sync_id, GO)
 
-    def _check(self, transfer: WeightTransfer, digests: Sequence[str], replies: Sequence[Any]) -> None:
+    def _check(self, transfer: WeightTransfer, digests: Sequence[str], replies: Sequence[_Reply]) -> None:
         names = [spec.name for spec in transfer.plan.specs]
         merged = dict(zip((merge.name for merge in transfer.merges), digests[len(names) :], strict=True))
         for server, reply in zip(self.servers, replies, strict=True):
-            check_digests(names, digests[: len(names)], reply["digests"], server=server.base_url)
+            check_digests(names, digests[: len(names)], reply.get("digests", []), server=server.base_url)
             _check_merged(merged, reply, server)
 
-    def _commit(self, sync_id: str) -> list[object]:
+    def _commit(self, sync_id: str) -> list[_Reply]:
         body = {"client": self.rendezvous.client, "sync_id": sync_id}
-        calls = [_begin(server, COMMIT, body) for server in self.servers]
-        return [call.result().body for call in calls]
+        return self._read(COMMIT, [_begin(server, COMMIT, body) for server in self.servers])
+
+    def _read(self, route: str, calls: Sequence[RunningCall[HttpReply]]) -> list[_Reply]:
+        """The replies of all servers. Errors: those of the calls."""
+        bodies = [call.result().body for call in calls]
+        pairs = zip(bodies, self.servers, strict=True)
+        return [read_as(_Reply, body, route=route, base_url=server.base_url) for body, server in pairs]
 
     def _give_up(self, sync_id: str) -> None:
         """Drop what is staged and leave; the servers keep their old weights."""
@@ -256,7 +272,7 @@ def _ask_to_drop(server: RolloutServer, body: dict[str, Any]) -> Any:
     return server.control(DROP_STAGED, body, timeout_s=_GRACE_S, content_type=MSGPACK)
 
 
-def _check_merged(merged: Mapping[str, str], reply: dict[str, Any], server: RolloutServer) -> None:
+def _check_merged(merged: Mapping[str, str], reply: _Reply, server: RolloutServer) -> None:
     """What is served is bit for bit the learner's own merge."""
     held = reply.get("merged_digests") or {}
     for name, digest in merged.items():
@@ -265,7 +281,7 @@ def _check_merged(merged: Mapping[str, str], reply: dict[str, Any], server: Roll
             raise DigestMismatch(problem, key=name, remedy="Set sync.mode to full.")
 
 
-def _check_committed(server: RolloutServer, reply: dict[str, object], version: int) -> None:
+def _check_committed(server: RolloutServer, reply: _Reply, version: int) -> None:
     if reply.get("committed") is not True or reply.get("policy_version") != version:
         problem = f"{server.base_url} serves version {reply.get('policy_version')}, {version} was sent"
         raise SyncError(
@@ -273,7 +289,7 @@ def _check_committed(server: RolloutServer, reply: dict[str, object], version: i
         )
 
 
-def _check_instance(server: RolloutServer, reply: dict[str, object], instance: str) -> None:
+def _check_instance(server: RolloutServer, reply: _Reply, instance: str) -> None:
     """The replying process is the one that joined: no other health call is needed after a sync."""
     if reply.get("instance", instance) != instance:
         problem = f"{server.base_url} was {instance} and answers as {reply['instance']}"

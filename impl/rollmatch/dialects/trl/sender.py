@@ -131,7 +131,7 @@ def join(server: RolloutServer, rendezvous: Rendezvous, device: torch.device = _
 
     Errors: the server's, ``CommunicatorTimeout``, also where one side has a GPU and the other has none.
     """
-    world_size = int(server.get("/get_world_size")["world_size"]) + 1
+    world_size = server.world_size() + 1
     server.control("/close_communicator")
     body = {
         "host": rendezvous.host,

@@ -8,7 +8,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Annotated, TypedDict
 
+import msgspec
+from packaging.version import VERSION_PATTERN
 from torch import Tensor
 
 from rollmatch.dialects.calls import BackgroundCall, Result
@@ -31,6 +34,18 @@ _UPDATE_TIMEOUT_S, _INFO_TIMEOUT_S = 600.0, 60.0
 _POLL_S, _GRACE_S = 0.002, 5.0
 
 
+class _Version(TypedDict):
+    version: Annotated[str, msgspec.Meta(pattern=f"(?ix)^{VERSION_PATTERN}$")]
+
+
+class _Config(TypedDict, total=False):
+    weight_transfer_config: dict[str, object] | None
+
+
+class _Info(TypedDict):
+    vllm_config: _Config
+
+
 class StockSender:
     """Rank 0's way to stock servers."""
 
@@ -39,7 +54,7 @@ class StockSender:
         self.servers, self.rendezvous = tuple(servers), rendezvous
         device = device_of(())
         self._transport: StockTransport = (
-            NcclTransport(device, str(servers[0].get("/version")["version"]))
+            NcclTransport(device, servers[0].get("/version", _Version)["version"])
             if device.type == "cuda"
             else GlooTransport()
         )
@@ -97,7 +112,7 @@ class StockSender:
             return
         self.close()
         wait_until_free(self.rendezvous.host, self.rendezvous.port, within_s=GRACE_S)
-        sizes = [int(server.get("/get_world_size")["world_size"]) for server in self.servers]
+        sizes = [server.world_size() for server in self.servers]
         address = GroupAddress(
             host=own_address(self.rendezvous.host, self.rendezvous.port),
             port=self.rendezvous.port,
@@ -188,8 +203,8 @@ def _check_engine(server: RolloutServer, backend: str) -> None:
     """Errors: ``weights-not-taken``, where the server says what it was started with."""
     if INFO not in server.routes:
         return
-    config = server.get(INFO, query="config_format=json", timeout_s=_INFO_TIMEOUT_S)["vllm_config"]
-    found = (config.get("weight_transfer_config") or {}).get("backend")
+    about = server.get(INFO, _Info, query="config_format=json", timeout_s=_INFO_TIMEOUT_S)
+    found = (about["vllm_config"].get("weight_transfer_config") or {}).get("backend")
     if found != backend:
         problem = f"{server.base_url} was started with weight transfer backend {found}, this machine needs {backend}"
         remedy = f"""Start it with --weight-transfer-config '{{"backend": "{backend}"}}'."""

@@ -2,8 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from math import isfinite
+from typing import Annotated, NotRequired, TypedDict
+
+import msgspec
 
 from rollmatch.dialects.http import HttpServer, ReplyMalformed
+from rollmatch.dialects.reply import read_as
 from rollmatch.records import Teaching
 
 ROUTE = "/v1/completions"
@@ -12,6 +16,19 @@ LOOK_S = 10.0
 REMEDY = "A teacher is a vllm serve or rollmatch serve that answers prompt_logprobs, with its own ids."
 CHUNK_LEN = 512
 """Ids whose text is compared by one call."""
+
+
+class _Model(TypedDict):
+    id: str
+    max_model_len: NotRequired[Annotated[int, msgspec.Meta(ge=1)] | None]
+
+
+class _Models(TypedDict):
+    data: Annotated[list[_Model], msgspec.Meta(min_length=1)]
+
+
+class _Text(TypedDict):
+    prompt: str
 
 
 class TeacherServer:
@@ -25,20 +42,15 @@ class TeacherServer:
     def model(self) -> tuple[str, int | None]:
         """Name of the served model, and its longest sequence in tokens. Errors: those of ``HttpServer.get``."""
         body = self.http.get("/v1/models", timeout_s=LOOK_S).body
-        try:
-            entry = body["data"][0]
-            self._model = str(entry["id"])
-        except (KeyError, IndexError, TypeError) as error:
-            raise ReplyMalformed("/v1/models names no model", key=self.base_url) from error
+        entry = read_as(_Models, body, route="/v1/models", base_url=self.base_url)["data"][0]
+        self._model = entry["id"]
         return self._model, entry.get("max_model_len")
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What the tokens say. Errors: those of ``HttpServer.post``; ``ReplyMalformed`` for no text."""
         body = {"model": self._model or self.model()[0], "tokens": list(token_ids)}
-        try:
-            return str(self.http.post("/detokenize", body, timeout_s=LOOK_S).body["prompt"])
-        except (KeyError, TypeError) as error:
-            raise ReplyMalformed("/detokenize answered no prompt", key=self.base_url, remedy=REMEDY) from error
+        reply = self.http.post("/detokenize", body, timeout_s=LOOK_S).body
+        return read_as(_Text, reply, route="/detokenize", base_url=self.base_url)["prompt"]
 
     def teach(self, token_ids: Sequence[int], prompt_len: int, *, top_k: int, timeout_s: float) -> Teaching:
         """Of the tokens from ``prompt_len`` on, each behind all before it.
@@ -64,7 +76,7 @@ class TeacherServer:
         try:
             found = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in rows[prompt_len:]]
             own = tuple(row[token_id] for row, token_id in zip(found, token_ids[prompt_len:], strict=True))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise self._malformed(f"not the log-probabilities of these tokens: {error!r}") from error
         if not all(isfinite(value) for row in found for value in row.values()):
             raise self._malformed("a log-probability that is not finite")
