@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: digits smollm test lint openspec faults docs reference map mutants
+# Bytecode is kept, whatever the environment says: each of hundreds of processes would compile all of ours again.
+export PYTHONDONTWRITEBYTECODE =
+
+.PHONY: digits smollm test suite doctests lint openspec faults docs reference map mutants
 digits: $(VENV)/ready
 	$(VENV)/bin/rollmatch train fixtures/digits/digits.yaml
 
@@ -14,10 +17,13 @@ smollm: $(VENV)/ready
 	$(VENV)/bin/python -W ignore fixtures/smollm/make_data.py build/smollm
 	$(VENV)/bin/rollmatch train fixtures/smollm/grpo.yaml $(OPTIONS)
 
-# Bytecode is kept, whatever the environment says: each of hundreds of processes would compile all of ours again.
-test: $(VENV)/ready
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 3 --dist loadgroup $(OPTIONS)
-	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/interop/swift_rewards.py  # imports ms-swift
+test: suite doctests
+
+suite: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest conformance -m "not gpu" -n 3 --dist loadgroup $(OPTIONS)
+
+doctests: $(VENV)/ready  # but for what imports ms-swift
+	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/interop/swift_rewards.py
 
 faults: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.tools.faults
@@ -49,11 +55,11 @@ lint: $(VENV)/ready
 	$(VENV)/bin/mypy
 
 # CPU torch first: without it, vLLM's CPU wheel pulls several GB of CUDA packages. Where the machine's own index does
-# not offer it, PyTorch's index does.
+# not offer it, PyTorch's index does. Of 32,000 files most are never imported: compiling all would take a minute.
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet torch==2.13.0+cpu || \
-	  $(VENV)/bin/pip install --quiet torch==2.13.0+cpu torchvision==0.28.0+cpu --index-url $(CPU_INDEX)
-	$(VENV)/bin/pip install --quiet --editable '.[cpu,test,docs]'
+	$(VENV)/bin/pip install --quiet --no-compile torch==2.13.0+cpu || \
+	  $(VENV)/bin/pip install --quiet --no-compile torch==2.13.0+cpu torchvision==0.28.0+cpu --index-url $(CPU_INDEX)
+	$(VENV)/bin/pip install --quiet --no-compile --editable '.[cpu,test,docs]'
 	$(VENV)/bin/rollmatch doctor --fix
 	touch $@

@@ -42,6 +42,7 @@ ENGINE = [
     "vllm.v1.worker.cpu_worker",
     *(f"vllm.model_executor.models.{name}" for name in ("qwen3", "qwen3_vl")),
     "rollmatch.serve.serving",
+    "conformance.doubles.forked_engine",
 ]
 PRELOAD = [*LEARNER]
 """A run with engine tests adds ``ENGINE``."""

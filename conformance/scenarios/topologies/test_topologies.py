@@ -29,7 +29,7 @@ def three(tmp_path_factory):
 def six(tmp_path_factory):
     """Six replicas and two learner ranks, one step of GRPO."""
     folder = tmp_path_factory.mktemp("six")
-    return run_division(folder, GRPO, replicas="0,1,2,3,4,5", learners="6,7", steps=1, lists_server=False)
+    return run_division(folder, GRPO, replicas="0,1,2,3,4,5", learners="6,7", steps=1)
 
 
 @pytest.mark.engine
@@ -55,10 +55,9 @@ def test_three_replicas_only_generate_and_one_learner_only_learns(three):
 @pytest.mark.engine
 @pytest.mark.wide
 @pytest.mark.scenario(clauses=["rollout-server/a-rollout-server-only-generates#1"])
-def test_a_server_loads_nothing_that_learns(tmp_path):
-    division = run_division(tmp_path, MATCHING, replicas="0", learners="1", steps=1)
-    assert "rollmatch.server.replica" in division.server_modules
-    assert not LEARNING & division.server_modules
+def test_a_server_loads_nothing_that_learns(six):
+    assert "rollmatch.server.replica" in six.server_modules
+    assert not LEARNING & six.server_modules
 
 
 @pytest.mark.engine

@@ -418,17 +418,21 @@ def one_learner(kinds):
     return [each for place, each in enumerate(kinds) if each not in UPDATING or place == first]
 
 
-def attack(seed, *, num, minutes, looks, chance, key, kinds="", together=False, show=print):
-    """``num`` attacks, two or all kinds at a time; returns their number and what is wrong, in words."""
-    began, struck = time.monotonic(), Counter()
-    chosen = [each for each in ATTACKS if not kinds or each.__name__ in kinds.split(",")]
+def attack(seed, *, num, minutes, looks, chance, key, kinds="", together=False, sought=None, fork=True, show=print):
+    """``num`` attacks, two or all kinds at a time; returns their number and what is wrong, in words.
+
+    ``sought``: kind -> words of what is known to be wrong; these kinds alone, each until its words are found. ``fork``:
+    whether the server is a fork, with the modules that are loaded here.
+    """
+    began, struck, wanted = time.monotonic(), Counter(), sought or kinds.split(",")
+    chosen = [each for each in ATTACKS if not (sought or kinds) or each.__name__ in wanted]
     fields = {"api_key": key, "engine_arguments": ENGINE, "data_parallel_size": 1, "drain_s": DRAIN_S}
     fields["allowed_media_domains"] = ("127.0.0.1",)
-    with running(Path(f"/tmp/attacked-{seed}.txt"), **fields) as one:
+    with running(Path(f"/tmp/attacked-{seed}.txt"), fork=fork, **fields) as one:
         attacked = AttackedServer(one, chance)
         attacked.check_responses()
         looks.watch(one.settings.port)
-        while sum(struck.values()) < num and time.monotonic() < began + 60 * minutes:
+        while chosen and sum(struck.values()) < num and time.monotonic() < began + 60 * minutes:
             mine = one_learner(chance.sample(chosen, len(chosen)) if together else chance.choices(chosen, k=2))
             struck.update(each.__name__ for each in mine)
             attacked.promised_mib = max(attacked.promised_mib, MAX_GROWTH_MIB + WIDE_MIB * mine.count(wide))
@@ -440,22 +444,27 @@ def attack(seed, *, num, minutes, looks, chance, key, kinds="", together=False, 
             if one.process.poll() is not None:
                 attacked.wrong.append(f"the server ended with {one.process.poll()}: {one.output()[-500:]}")
                 break
+            if sought:
+                found = "\n".join((*attacked.wrong, *judged(attacked)))
+                chosen = [each for each in chosen if sought[each.__name__] not in found]
         looks.watch(None)
-        judge(attacked)
+        attacked.wrong += judged(attacked)
         attacked.leave()
     show(f"attacks, seed {seed}, {'with' if key else 'without'} a key: {sum(struck.values())}, {dict(struck)}")
     return sum(struck.values()), report(attacked, looks, show)
 
 
-def judge(attacked):
-    """Memory and turns, once all attacks have ended."""
+def judged(attacked):
+    """What is wrong with memory and turns after all attacks so far, in words."""
+    wrong = []
     if attacked.most_mib > attacked.start_mib + attacked.promised_mib:
-        attacked.wrong.append(f"memory: {attacked.most_mib - attacked.start_mib:.0f} MiB more than at the start")
+        wrong.append(f"memory: {attacked.most_mib - attacked.start_mib:.0f} MiB more than at the start")
     if attacked.instance.process.poll() is not None:
-        return
+        return wrong
     attacked.kept_mib = attacked.process.memory_info().rss / MIB - attacked.start_mib
     if attacked.kept_mib > MAX_GROWTH_MIB:
-        attacked.wrong.append(f"memory: {attacked.kept_mib:.0f} MiB were kept")
+        wrong.append(f"memory: {attacked.kept_mib:.0f} MiB were kept")
     turns = turns_of(attacked.server)
     if turns[HELD_S] < MOST_OF_TURNS * turns[math.inf] or turns[LONGEST_TURN_S] < turns[math.inf]:
-        attacked.wrong.append(f"turns of the event loop by processor time: {turns}")
+        wrong.append(f"turns of the event loop by processor time: {turns}")
+    return wrong

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.doubles.fuzzed_bodies import BODIES, calls, encoded, is_not_of_groups
 from conformance.doubles.instance import ENGINE, running
-from conformance.tools.campaign.attack import AttackedServer, judge, report
+from conformance.tools.campaign.attack import AttackedServer, judged, report
 
 AT_ONCE = 100
 """Bodies before the time is read."""
@@ -49,7 +49,7 @@ def bodies(seed, *, num, minutes, looks, dialects="", show=print):
         sent = {each: send_bodies(attacked, each, num=num, seed=seed, minutes=minutes / len(chosen)) for each in chosen}
         attacked.check_responses()
         looks.watch(None)
-        judge(attacked)
+        attacked.wrong += judged(attacked)
         attacked.leave()
     for dialect, statuses in sent.items():
         show(f"{dialect}, seed {seed}: {sum(statuses.values())} bodies, {dict(sorted(statuses.items()))}")

@@ -23,38 +23,49 @@ def names_in(node):
     return {part for name in fields if isinstance(name, str) for part in name.split(".")}
 
 
-TREES = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
-TOPS = {
-    ".".join(path.relative_to(ROOT / "impl").with_suffix("").parts).removesuffix(".__init__"): names_in(tree)
-    for path, tree in TREES.items()
-}
-"""Module -> its identifiers."""
-DEFINED = set().union(dir(builtins), *TOPS.values())
-PACKAGES = {name.split(".")[1] for name in TOPS if "." in name}
-KEYS = {
-    node.target.id
-    for path, tree in TREES.items()
-    if path.parent.name == "config"
-    for node in ast.walk(tree)
-    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-}
-"""Of the configuration."""
+class Names:
+    """What the package defines, read by the first test that asks."""
+
+    def __init__(self):
+        self.trees = {path: ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+        self.tops = {
+            ".".join(path.relative_to(ROOT / "impl").with_suffix("").parts).removesuffix(".__init__"): names_in(tree)
+            for path, tree in self.trees.items()
+        }
+        """Module -> its identifiers."""
+        self.defined = set().union(dir(builtins), *self.tops.values())
+        self.packages = {name.split(".")[1] for name in self.tops if "." in name}
+        self.keys = {
+            node.target.id
+            for path, tree in self.trees.items()
+            if path.parent.name == "config"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        }
+        """Of the configuration."""
 
 
-def is_missing(name, path):
+@pytest.fixture(scope="module")
+def known():
+    return Names()
+
+
+def is_missing(name, path, known):
     """Whether a name looks like ours, in a docstring of that file, and does not exist."""
     word = re.sub(r"\(.*\)$", "", name)
     if word in THEIRS or word.endswith(FILES):
-        return word.split("/")[0] in PACKAGES and "/" in word and not (PACKAGE / word).exists()
+        return word.split("/")[0] in known.packages and "/" in word and not (PACKAGE / word).exists()
     if re.fullmatch(r"[a-z_]\w*(\.\w+)+", word):
-        if word.split(".")[-1] in KEYS or word.split(".")[0] not in {*PACKAGES, "rollmatch"}:
+        if word.split(".")[-1] in known.keys or word.split(".")[0] not in {*known.packages, "rollmatch"}:
             return False
         whole = f"rollmatch.{word.removeprefix('rollmatch.')}"
-        return whole not in TOPS and whole.split(".")[-1] not in TOPS.get(whole.rpartition(".")[0], ())
+        return whole not in known.tops and whole.split(".")[-1] not in known.tops.get(whole.rpartition(".")[0], ())
     if re.fullmatch(r"_*[A-Z]\w*[a-z]\w*(\.\w+)*", word) or (name != word and word.isidentifier()):
-        return not set(word.split(".")) <= DEFINED
+        return not set(word.split(".")) <= known.defined
     if path.name == "__init__.py" and re.fullmatch(r"[a-z][a-z_]*", word):
-        return word not in KEYS and not (path.parent / word).is_dir() and not (path.parent / f"{word}.py").exists()
+        return (
+            word not in known.keys and not (path.parent / word).is_dir() and not (path.parent / f"{word}.py").exists()
+        )
     return False
 
 
@@ -66,13 +77,13 @@ def docstrings_of(tree, *, module_only):
             yield node.value.value
 
 
-def test_names_in_docstrings_exist():
+def test_names_in_docstrings_exist(known):
     missing = {
         f"{path.relative_to(ROOT)}: {name}"
-        for path, tree in TREES.items()
+        for path, tree in known.trees.items()
         for text in docstrings_of(tree, module_only=path.name == "__init__.py")
         for name in re.findall(r"``([^`\n]+)``", text)
-        if is_missing(name, path)
+        if is_missing(name, path, known)
     }
     assert missing == set()
 
@@ -91,5 +102,5 @@ def test_names_in_docstrings_exist():
         ("cli/assemble.py", "api.py", True),
     ],
 )
-def test_a_name_that_does_not_exist_is_found(name, file, missing):
-    assert is_missing(name, PACKAGE / file) is missing
+def test_a_name_that_does_not_exist_is_found(known, name, file, missing):
+    assert is_missing(name, PACKAGE / file, known) is missing

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from conformance.tools.campaign.attack import ATTACKS, attack
+from conformance.tools.campaign.attack import ATTACKS, KEYS, attack
 from conformance.tools.campaign.observe import HealthLooks
 from conformance.tools.trial import IMPL, ROOT
 
@@ -90,37 +90,53 @@ def test_a_mend_can_be_taken_out(name):
     compile(MENDS[name].taken_out(), name, "exec")
 
 
-TOGETHER = {
-    "--attacks 20": ("limits of what frames a body", "counts before validation", "weights that are not finite"),
-    "--attacks 8": ("turns of the event loop", "one version of a stream"),
-    "--attacks 5": ("images that leave with their call",),
-    "--real 1": ("the wait for a left group's port",),
-}
-"""Those that one server may lack: none hides another one's finding. Wide calls may take memory, which counts show."""
+TOGETHER = (
+    ("limits of what frames a body", "counts before validation", "weights that are not finite"),
+    ("turns of the event loop",),
+    ("images that leave with their call", "one version of a stream"),
+)
+"""Those that one server may lack: none hides another one's finding. Wide calls may take memory, which counts show, and
+their long turns are few beside streams."""
+MOST_ATTACKS = 20
+
+
+def without(mends, folder, monkeypatch):
+    """Processes that are started from now on lack these mends."""
+    shutil.copytree(IMPL / "rollmatch", folder / "impl/rollmatch")
+    for mend in mends:
+        (folder / "impl/rollmatch" / mend.file).write_text(mend.taken_out(), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", f"{folder / 'impl'}{os.pathsep}{ROOT}")
 
 
 @pytest.mark.engine
 @pytest.mark.wide
-@pytest.mark.parametrize("options", TOGETHER)
-def test_the_campaign_finds_what_was_mended(options, tmp_path):
-    mends = [MENDS[name] for name in TOGETHER[options]]
-    shutil.copytree(IMPL / "rollmatch", tmp_path / "impl/rollmatch")
+@pytest.mark.parametrize("names", TOGETHER, ids=", ".join)
+def test_attacks_find_what_was_mended(names, tmp_path, monkeypatch):
+    mends, shown = [MENDS[name] for name in names], []
+    without(mends, tmp_path, monkeypatch)
+    words = {"minutes": 4, "looks": HealthLooks(), "chance": random.Random(SEED), "key": KEYS[1], "fork": False}
+    sought = {mend.kind: mend.finding for mend in mends}
+    _, wrong = attack(SEED, num=MOST_ATTACKS, sought=sought, show=shown.append, **words)
     for mend in mends:
-        (tmp_path / "impl/rollmatch" / mend.file).write_text(mend.taken_out(), encoding="utf-8")
+        assert any(mend.finding in problem for problem in wrong), "\n".join(shown)
+
+
+@pytest.mark.engine
+@pytest.mark.wide
+def test_a_fault_of_real_processes_finds_what_was_mended(tmp_path, monkeypatch):
+    mend = MENDS["the wait for a left group's port"]
+    without([mend], tmp_path, monkeypatch)
     command = [sys.executable, "-m", "conformance.tools.campaign", "--faults", "0", "--seed", str(SEED)]
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'impl'}{os.pathsep}{ROOT}"}
     ended = subprocess.run(
-        [*command, *options.split(), "--only", ",".join(mend.kind for mend in mends)],
+        [*command, "--real", "1", "--only", mend.kind],
         cwd=ROOT,
-        env=environment,
         capture_output=True,
         text=True,
         timeout=400,
         check=False,
     )
     assert ended.returncode == 1, ended.stdout + ended.stderr
-    for mend in mends:
-        assert mend.finding in ended.stdout, ended.stdout
+    assert mend.finding in ended.stdout, ended.stdout
 
 
 @pytest.mark.engine
