@@ -14,7 +14,7 @@ REPLY = {"prompt_ids": [[1, 2]], "completion_ids": [[3, 4]], "logprobs": None}
 
 
 @contextmanager
-def small_server(*, generate=lambda body: (200, REPLY), health=200):
+def small_server(*, generate=lambda body: (200, REPLY), health=200, version="1.2"):
     """A server of the trl dialect that answers every prompt with two tokens; ``calls`` are the paths it was asked."""
     calls = []
 
@@ -28,7 +28,7 @@ def small_server(*, generate=lambda body: (200, REPLY), health=200):
         elif handler.path == "/generate/":
             send(handler, *generate(json.loads(raw)))
         else:
-            send(handler, health, {"world_size": 1, "version": "1.2"})
+            send(handler, health, {"world_size": 1, "version": version})
 
     with http_server(answer) as server:
         server.calls = calls

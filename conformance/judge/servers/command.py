@@ -17,7 +17,14 @@ from conformance.judge.servers.badge import write_badge
 from conformance.judge.servers.check import INAPPLICABLE, Check
 from conformance.judge.servers.dialect_plugins import kind_of
 from conformance.judge.servers.exchange import shown
-from conformance.judge.servers.gaps import GapMalformed, gaps_of, load_gaps
+from conformance.judge.servers.gaps import (
+    MISSES_MUST,
+    MISSES_SHOULD,
+    GapMalformed,
+    gaps_of,
+    known_as,
+    load_gaps,
+)
 from conformance.judge.servers.judgement import JudgingRules, ServerJudgement
 from conformance.judge.servers.options import check_options, make_parser
 from conformance.judge.servers.profiles import UnknownCheck, checks_of, left_out
@@ -76,7 +83,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
         write_reports(judgement, options)
     if judgement.not_restored:
         say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
-    say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
+    say(*explained(judgement), *hint_of(judgement, options), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
     code, meaning = judgement.exit_code, found.problem or MEANINGS[judgement.exit_code]
     say("not finished" if is_ended else f"{code}: rules {judgement.rules}: {meaning}{left_out_of(judgement.not_asked)}")
     return INTERRUPTED if is_ended else code
@@ -177,6 +184,15 @@ def explained(judgement: Judged) -> Iterator[str]:
     to_explain = [row for row in judgement.rows if row.state not in QUIET or (row.state == "pass" and row.reason)]
     for row in sorted(to_explain, key=lambda row: row.fails):
         yield from _about(row, judgement)
+
+
+def hint_of(judgement: ServerJudgement, options: argparse.Namespace) -> Iterator[str]:
+    """How the gaps of a server that is known, but was not named, are taken into account."""
+    missed = {row.check.check_id: row.reason for row in judgement.rows if row.state in (MISSES_MUST, MISSES_SHOULD)}
+    version = str(judgement.preflight.facts.get("version", ""))
+    name = known_as(judgement.subject.dialect.name, version, missed)
+    if name and not (options.server_name or options.known_gaps):
+        yield f"\nthis looks like {name}, which has known gaps: add --server-name {name}"
 
 
 def _about(row: VerdictRow, judgement: Judged) -> Iterator[str]:

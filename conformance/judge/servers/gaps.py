@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion
 
 from conformance.judge.servers.check import FAULTY, INAPPLICABLE, MUST, PASSED, UNTESTABLE, Check, CheckVerdict
 from conformance.judge.servers.checks import BY_ID
@@ -15,6 +16,8 @@ from conformance.judge.servers.checks import BY_ID
 FOLDER = Path(__file__).parent / "gaps"
 PASS, MISSES_MUST, MISSES_SHOULD, BLOCKED = "pass", "must", "should", "blocked-by"
 KNOWN, STALE = "known-gap", "stale-gap"
+SERVERS = {"swift": "ms-swift", "trl": "trl", "vllm": "vllm"}
+"""Dialect -> the server whose gaps are known."""
 """Verdicts, beside ``not-testable`` and ``harness-error``."""
 
 
@@ -90,6 +93,29 @@ def load_gaps(path: Path, known: Collection[str] = BY_ID, *, server: str = "") -
 def gaps_of(server: str) -> Mapping[str, Gap]:
     """Known gaps of ``server``, its name and version, joined by a hyphen. Errors: ``GapMalformed``."""
     return load_gaps(FOLDER / f"{server.rpartition('-')[0]}.yaml", server=server)
+
+
+def known_as(dialect: str, version: str, missed: Mapping[str, str]) -> str:
+    """Name of the server whose known gaps are among what was ``missed`` (check -> reason); empty where there is none.
+
+    ``version``: as the server says, empty where it says none; then the name ends with ``VERSION``.
+
+    >>> known_as("vllm", "0.32.0", {"copies-of-a-prompt-differ": "all four copies of one prompt got the same response"})
+    'vllm-0.32.0'
+    >>> known_as("vllm", "x", {"copies-of-a-prompt-differ": "all four copies of one prompt got the same response"})
+    ''
+    """
+    name = SERVERS.get(dialect, "")
+    path = FOLDER / f"{name}.yaml"
+    listed = _read(path) if path.exists() else []
+    if not isinstance(listed, GapFile):
+        return ""
+    try:
+        held = gaps_of(f"{name}-{version}").values() if version else listed.gaps
+    except InvalidVersion:
+        return ""
+    is_same = any(gap.check in missed and re.search(gap.seen, missed[gap.check]) for gap in held)
+    return f"{name}-{version or 'VERSION'}" if is_same else ""
 
 
 def changes_of(server: str) -> Sequence[str]:

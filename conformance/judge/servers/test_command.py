@@ -150,6 +150,28 @@ def test_gaps_of_known_servers_are_installed(installed, tmp_path):
     assert (code, "is listed as a gap: no route returns a version" in output) == (1, True), output
 
 
+@pytest.mark.parametrize(
+    ("version", "words", "hint"),
+    [
+        ("1.10.0", [], "this looks like trl-1.10.0, which has known gaps: add --server-name trl-1.10.0"),
+        ("", [], "add --server-name trl-VERSION"),
+        ("1.2", [], ""),
+        ("of today", [], ""),
+        ("1.10.0", ["--server-name", "trl-1.10.0"], ""),
+        ("1.10.0", ["--known-gaps", "none.yaml"], ""),
+    ],
+)
+def test_a_known_server_that_was_not_named_is_hinted_at(installed, tmp_path, version, words, hint):
+    def generate(body):
+        return (200, REPLY) if body["max_tokens"] > 0 else (500, "Internal Server Error")
+
+    (tmp_path / "none.yaml").write_text("[]")
+    with small_server(generate=generate, version=version) as server:
+        _, output = judge(installed, tmp_path, server.url, *words, *named("bad-sampling-value-is-4xx"))
+    hints = [line for line in output.splitlines() if "--server-name" in line]
+    assert (len(hints), hint in "".join(hints)) == (int(bool(hint)), True), output
+
+
 def test_a_judge_that_is_ended_still_writes_its_report(installed, tmp_path):
     asked, ended = threading.Event(), threading.Event()
 
