@@ -123,6 +123,15 @@ class ErrorList(RollmatchError, ValueError):
         return "\n".join(str(error) for error in self.errors)
 
 
+def kind_and_text(error: BaseException) -> str:
+    """Class and text of an exception that other code has raised.
+
+    >>> kind_and_text(ValueError("no such file"))
+    'ValueError: no such file'
+    """
+    return f"{type(error).__name__}: {error}"
+
+
 def first_line(error: object) -> str:
     """What another library found, without its stack or advice.
 

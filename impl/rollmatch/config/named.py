@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from rollmatch.errors import ConfigError
+from rollmatch.errors import ConfigError, kind_and_text
 
 
 def load_named(name: str, *, key: str, kind: str, refuse: type[ConfigError]) -> Any:
@@ -29,7 +29,7 @@ def load_named(name: str, *, key: str, kind: str, refuse: type[ConfigError]) -> 
             remedy = "The module is looked for among installed packages and in the working directory."
             if module_name.endswith(".py"):
                 remedy = f"Write {module_name.removesuffix('.py')}:{own_name}."
-        raise refuse(f"{name}: {type(error).__name__}: {error}", key=key, remedy=remedy) from error
+        raise refuse(f"{name}: {kind_and_text(error)}", key=key, remedy=remedy) from error
     if not hasattr(module, own_name):
         close = get_close_matches(own_name, vars(module))
         remedy = f"Did you mean {module_name}:{close[0]}?" if close else f"Name what {module.__file__} defines."

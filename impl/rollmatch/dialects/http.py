@@ -35,7 +35,7 @@ from urllib3.util.wait import wait_for_read
 
 from rollmatch.config.connection import is_loopback
 from rollmatch.dialects.calls import BackgroundCall
-from rollmatch.errors import RolloutError
+from rollmatch.errors import RolloutError, kind_and_text
 
 CONNECT_TIMEOUT_S = 10.0
 """Until a server has accepted a connection."""
@@ -408,4 +408,4 @@ def _root_of(error: BaseException) -> str:
     while (below := error.__cause__ or error.__context__) is not None and id(below) not in seen:
         seen.add(id(below))
         error = below
-    return f"{type(error).__name__}: {error}"
+    return kind_and_text(error)

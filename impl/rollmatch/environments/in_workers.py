@@ -14,7 +14,7 @@ import numpy as np
 from rollmatch.environments.environment import MakeEnvironment, StepResult, begin_with, take_step
 from rollmatch.environments.limits import EnvironmentLimits, EpisodeFailed, timed_out
 from rollmatch.environments.worker_processes import workers_of
-from rollmatch.errors import TargetError
+from rollmatch.errors import TargetError, kind_and_text
 from rollmatch.records import Sample
 
 Result = TypeVar("Result")
@@ -94,6 +94,6 @@ def _pickled(environment: object, key: str) -> bytes:
     try:
         return pickle.dumps(environment)
     except Exception as error:  # a class's own pickling may raise anything
-        problem = f"an environment of a worker process cannot be pickled: {type(error).__name__}: {error}"
+        problem = f"an environment of a worker process cannot be pickled: {kind_and_text(error)}"
         remedy = "Keep locks, sockets and handles outside it (open them in step), or set processes: 0."
         raise TargetError(problem, code="environment-not-pickled", key=key, remedy=remedy) from error

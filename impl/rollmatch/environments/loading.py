@@ -19,7 +19,7 @@ from rollmatch.environments.verifiers_like import (
     is_verifiers_like,
     is_verifiers_v1,
 )
-from rollmatch.errors import ConfigError, RollmatchError
+from rollmatch.errors import ConfigError, RollmatchError, kind_and_text
 
 METHODS = ("reset", "clone", "step", "fingerprint")
 
@@ -48,7 +48,7 @@ def load_environment(
         raise
     except Exception as error:  # the user's code may raise anything; the cause is kept
         raise ConfigError(
-            f"{name}: {type(error).__name__}: {error}", code="environment-misfit", key=key, remedy=remedy
+            f"{name}: {kind_and_text(error)}", code="environment-misfit", key=key, remedy=remedy
         ) from error
     _refuse_v1(name, made, key=key)
     missing: list[str] = []

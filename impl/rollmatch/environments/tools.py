@@ -32,7 +32,7 @@ from pydantic import ValidationError, validate_call
 
 from rollmatch.config.named import load_named
 from rollmatch.environments.event_loop import NotDone, run_coroutine
-from rollmatch.errors import ConfigError
+from rollmatch.errors import ConfigError, kind_and_text
 from rollmatch.model.tool_texts import called_message, reply_text
 from rollmatch.records import Sample
 
@@ -85,7 +85,7 @@ def _of_function(name: str, key: str) -> Tool:
     try:
         return Tool(schema=get_json_schema(function), call=partial(_call, validate_call(function)))
     except Exception as error:  # transformers and pydantic raise classes of their own
-        problem = f"{name}: {type(error).__name__}: {error}"
+        problem = f"{name}: {kind_and_text(error)}"
         remedy = "Annotate its parameters, and describe it and each of them in a docstring with Args:."
         raise ConfigError(problem, code="tool-undescribed", key=key, remedy=remedy) from error
 
@@ -110,7 +110,7 @@ def _of_server(url: str, key: str) -> list[Tool]:
     try:
         found = run_coroutine(listed(), timeout_s=_SERVER_TIMEOUT_S)
     except (Exception, NotDone) as error:  # the client raises groups of its transports' errors
-        problem = f"{url}: {type(error).__name__}: {error}"
+        problem = f"{url}: {kind_and_text(error)}"
         remedy = "Start the MCP server, and give the URL of its streamable HTTP, such as http://127.0.0.1:8000/mcp."
         raise ConfigError(problem, code="tool-server-unreachable", key=key, remedy=remedy) from error
     return [Tool(schema=_schema_of(tool), call=partial(_call_remote, url, tool.name)) for tool in found]
@@ -129,7 +129,7 @@ async def _call_remote(url: str, name: str, arguments: Mapping[str, Any]) -> obj
             try:
                 result = await client.call_tool(name, dict(arguments))
             except MCPError as error:  # for example: arguments that the server does not take
-                return f"{type(error).__name__}: {error}"
+                return kind_and_text(error)
     except Exception as error:  # groups of the transports' errors
         raise ConnectionError(f"{url}: {error}") from error
     return "\n".join(part.text if part.type == "text" else f"[{part.type}]" for part in result.content)
@@ -183,7 +183,7 @@ class ToolEnvironment:
             wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
             return f"Error: {'; '.join(wrong)}"
         except Exception as error:  # noqa: BLE001  # the policy reads it, and may call otherwise
-            return f"{type(error).__name__}: {error}"
+            return kind_and_text(error)
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
 
     def clone(self, rng: np.random.Generator) -> "ToolEnvironment":

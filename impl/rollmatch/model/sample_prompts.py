@@ -7,7 +7,7 @@ from typing import Any
 
 from rollmatch.data.chat import tagged_messages
 from rollmatch.data.content import IMAGE_TAG
-from rollmatch.errors import DataError, RollmatchError, RolloutError
+from rollmatch.errors import DataError, RollmatchError, RolloutError, kind_and_text
 from rollmatch.records import Sample
 
 
@@ -27,7 +27,7 @@ def processing(sample: Sample) -> Iterator[None]:
             error.key = sample.origin  # not the file's
         raise
     except Exception as error:
-        problem = f"the model's processor fails for its image: {type(error).__name__}: {error}"
+        problem = f"the model's processor fails for its image: {kind_and_text(error)}"
         remedy = "Leave the sample out, or cut the image: its sides may be too short, or too different."
         raise DataError(problem, code="image-not-processed", key=sample.origin, remedy=remedy) from error
 

@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from PIL import Image
 
 from rollmatch.data.image import read_header, rgb_of, unreadable
-from rollmatch.errors import ConfigError, DataError, first_line
+from rollmatch.errors import ConfigError, DataError, first_line, kind_and_text
 from rollmatch.model.images import (
     NO_IMAGES,
     ImageFeatures,
@@ -167,7 +167,7 @@ class Template:
             text = self._chat_text(messages, tools=sample.tools, is_over=is_over)
         except Exception as error:  # a template may do anything to what it is given
             problem = (
-                f"the chat template fails: {type(error).__name__}: {error}"
+                f"the chat template fails: {kind_and_text(error)}"
                 if self.tokenizer.chat_template
                 else "a chat needs a template, and the model has none"
             )
@@ -313,7 +313,7 @@ class Template:
             try:
                 prompt, whole = self._chat_text(chat, tools=tools), self._chat_text([*chat, *turns], tools=tools)
             except Exception as error:  # a template may do anything to what it is given
-                raise _tools_not_rendered(f"fails: {type(error).__name__}: {error}") from error
+                raise _tools_not_rendered(f"fails: {kind_and_text(error)}") from error
             if dropped := left_out_of(prompt, chat, tools):
                 raise _tools_not_rendered(f"leaves out {dropped}")
             written = whole[len(prompt) :] if whole.startswith(prompt) else whole

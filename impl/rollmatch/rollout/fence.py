@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rollmatch.errors import FAILURES, RollmatchError, SyncError
+from rollmatch.errors import FAILURES, RollmatchError, SyncError, kind_and_text
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
@@ -266,7 +266,7 @@ class Fence:
             carried = self.mode.push(self.backend, weights, self.ranks, version=version)
             problem, again = "", True
         except FAILURES as error:
-            problem, cause = f"rank {self.ranks.rank}: {type(error).__name__}: {error}", error
+            problem, cause = f"rank {self.ranks.rank}: {kind_and_text(error)}", error
             again = may_repeat and isinstance(error, RollmatchError) and self.backend.may_push_again(error)
         finally:
             verdicts = self._share(problem, again=again)

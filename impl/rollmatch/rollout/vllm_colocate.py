@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rollmatch.dialects.swift.sender import named_parts, peft_config
-from rollmatch.errors import FAILURES, RolloutError, SyncError
+from rollmatch.errors import FAILURES, RolloutError, SyncError, kind_and_text
 from rollmatch.model.images import once_per_images
 from rollmatch.model.template import Template
 from rollmatch.ranks import Ranks
@@ -109,7 +109,7 @@ class VllmColocateBackend(RolloutBackend):
             try:
                 is_loaded = self._engine.llm_engine.add_lora(request)
             except FAILURES as error:  # vLLM names no type of its own
-                raise _not_loaded(f"{type(error).__name__}: {error}") from error
+                raise _not_loaded(kind_and_text(error)) from error
         if not is_loaded:
             raise _not_loaded("vLLM gives no reason")
         self._adapter = request

@@ -14,6 +14,7 @@ from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
 
 from rollmatch.data.content import IMAGE_TAG
 from rollmatch.data.ids import unpack_ids
+from rollmatch.errors import kind_and_text
 from rollmatch.model.images import ImageProcessing
 from rollmatch.model.stops import find_stops
 from rollmatch.server.failures import Refusal
@@ -188,7 +189,7 @@ class PromptMaker:
             AttributeError,
             StopIteration,
         ) as error:
-            problem = f"the chat template fails: {type(error).__name__}: {error}"
+            problem = f"the chat template fails: {kind_and_text(error)}"
             remedy = "Send a list of role and content."
             raise Refusal(problem, code="messages-invalid", key=key, remedy=remedy, item=item) from error
         if not all(isinstance(value, str | bytes) for value in values):

@@ -6,6 +6,7 @@ from http import HTTPStatus
 import requests
 from urllib3.util import parse_url
 
+from rollmatch.errors import kind_and_text
 from rollmatch.server.failures import Refusal
 from rollmatch.server.workers import DIED, TOO_SLOW, Workers
 
@@ -51,7 +52,7 @@ def _download(url: str, max_bytes: int) -> bytes | str:
                     return f"has more than {max_bytes} bytes"
             return bytes(whole)
     except (requests.RequestException, OSError) as error:
-        return f"{type(error).__name__}: {error}"
+        return kind_and_text(error)
 
 
 def _prepared(url: str, domains: Sequence[str], *, item: int, key: str) -> requests.PreparedRequest:

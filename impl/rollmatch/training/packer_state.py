@@ -8,7 +8,7 @@ from typing import Any
 
 from rollmatch.data import Window
 from rollmatch.data.lazy import samples_by_id
-from rollmatch.errors import LaunchError
+from rollmatch.errors import LaunchError, kind_and_text
 from rollmatch.model.images import ImageFeatures
 from rollmatch.records import PolicyTarget, Sample, Segment
 
@@ -69,9 +69,7 @@ def read_packer_state(folder: Path, samples: Sequence[Sample], *, rank: int) -> 
         parts = tuple(_as_segments(part, by_id) for part in stored["parts"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         remedy = "Resume with the ranks, the packing and the data set of the run that wrote it, or start a new run."
-        raise LaunchError(
-            f"{type(error).__name__}: {error}", code="carry-unfit", key=str(file), remedy=remedy
-        ) from error
+        raise LaunchError(kind_and_text(error), code="carry-unfit", key=str(file), remedy=remedy) from error
     return PackerState(waiting=waiting, parts=parts, summary=stored.get("summary", {}))
 
 

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from pydantic import BaseModel
 
 from rollmatch.dialects.openai.engine import CallNotes
+from rollmatch.errors import kind_and_text
 from rollmatch.server.failures import Refusal, openai_failure_of
 
 MISREAD = (
@@ -52,7 +53,7 @@ class Endpoint:
         except self.misread as error:
             if call.error is not None:  # ours, which vLLM's classes may have wrapped
                 raise call.error from error
-            raise _refused(f"{type(error).__name__}: {error}", HTTPStatus.BAD_REQUEST) from error
+            raise _refused(kind_and_text(error), HTTPStatus.BAD_REQUEST) from error
         if hasattr(reply, "error"):
             raise _refused(reply.error.message, reply.error.code)
         return await asyncio.to_thread(_fields_of, reply)

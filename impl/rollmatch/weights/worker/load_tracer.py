@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rollmatch.errors import SyncError
+from rollmatch.errors import SyncError, kind_and_text
 from rollmatch.weights.plan import Spec
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ def trace_load(model: nn.Module, specs: Iterable[Spec]) -> LoadTrace:
         with torch.no_grad(), tracer:
             load_weights((spec.name, tracer.placeholder(spec)) for spec in specs)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise _unknown(f"vLLM's loader: {type(error).__name__}: {error}") from error
+        raise _unknown(f"vLLM's loader: {kind_and_text(error)}") from error
     return tracer.trace
 
 

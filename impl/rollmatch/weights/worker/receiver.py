@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from rollmatch.errors import FAILURES, RollmatchError, SyncError
+from rollmatch.errors import FAILURES, RollmatchError, SyncError, kind_and_text
 from rollmatch.weights.digest import DIRECT, GLOO, NUM_DIGEST_BYTES, DigestMismatch, cut, digest_of_bytes
 from rollmatch.weights.finite import check_totals, totals_of
 from rollmatch.weights.gloo import Blocks, Completion, GlooGroup, InFlight
@@ -226,7 +226,7 @@ class Receiver:
             except RollmatchError as error:
                 self._failure = error
             except FAILURES as error:  # the thread must live on, or the next sync would wait for ever
-                problem = f"{type(error).__name__}: {error}"
+                problem = kind_and_text(error)
                 self._failure = TransferFailed(problem, key="receive", remedy="Look at the server's output.")
             finally:
                 with self._ended:
@@ -283,7 +283,7 @@ def load_into(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> No
         model.load_weights(iter(tensors.items()))  # type: ignore[operator]
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise SyncError(
-            f"vLLM's loader: {type(error).__name__}: {error}",
+            f"vLLM's loader: {kind_and_text(error)}",
             code="weights-broken",
             key="load",
             remedy="Run a full sync; if it fails again, restart the server.",
