@@ -115,6 +115,20 @@ def without_coordinates(place):
     shutil.copy(ROOT / "fixtures/models/arithmetic/tokenizer.json", place / "tiny/tokenizer.json")
 
 
+ADAPTED, AS_MODEL = ["--set", "model.adapter=adapter"], ["--set", "model.model=adapter"]
+ADAPTER = json.dumps({"peft_type": "LORA", "base_model_name_or_path": "tiny"})
+
+
+def with_an_adapter(described=ADAPTER, weights=None):
+    def write(place):
+        (place / "adapter").mkdir()
+        (place / "adapter/adapter_config.json").write_text(described)
+        if weights is not None:
+            (place / "adapter/adapter_model.safetensors").write_bytes(weights)
+
+    return write
+
+
 def with_a_pipe(place):
     os.mkfifo(place / "b.png")
     (place / "val.jsonl").write_text(f"{json.dumps({**RECORD, 'images': ['b.png']})}\n")
@@ -124,6 +138,14 @@ def with_a_pipe(place):
     ("spoil", "arguments", "problems"),
     [
         (lambda place: (place / "tiny/tokenizer.json").write_text("{}"), [], [("tokenizer-unreadable", "model.model")]),
+        (lambda place: (place / "tiny/config.json").write_text("[]"), [], [("model-file-missing", "model.model")]),
+        (lambda place: None, ADAPTED, [("model-directory-missing", "model.adapter")]),
+        (lambda place: (place / "adapter").mkdir(), ADAPTED, [("model-file-missing", "model.adapter")]),
+        (with_an_adapter(described="[]"), AS_MODEL, [("model-file-missing", "model.model")]),
+        (with_an_adapter(described='{"peft_type": "LORA"}'), AS_MODEL, [("model-file-missing", "model.model")]),
+        (with_an_adapter(), ADAPTED, [("weights-missing", "model.adapter")]),
+        (with_an_adapter(weights=b"cut off"), ADAPTED, [("weights-damaged", "model.adapter")]),
+        (with_an_adapter(weights=b"cut off"), AS_MODEL, [("weights-damaged", "model.adapter")]),
         (without_coordinates, [], [("coord-tokens-missing", "model.model")]),
         (with_a_pipe, [], [("image-unreadable", "val.jsonl:1")]),
         (lambda place: (place / "val.jsonl").unlink(), [], [("data-file-missing", "custom.val_jsonl")]),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
@@ -55,6 +56,21 @@ def test_the_share_of_changes_that_rounding_loses_is_said(full, capsys):
     assert said in (folder / "half/README.md").read_text()
     assert "keeps" not in (folder / "whole/README.md").read_text()
     assert "It was evaluated under autocast to bfloat16" in (folder / "whole/README.md").read_text()
+
+
+def test_an_adapter_on_a_base_in_half_precision_is_merged_wide_and_rounded_once(tmp_path, capsys):
+    """As peft merges it for half precision; in float32 every change is kept."""
+    run = train(tmp_path, *LORA, "model.torch_dtype=bfloat16", dtype=torch.bfloat16)
+    before = load_file(tmp_path / "model/model.safetensors")
+    base = AutoModelForImageTextToText.from_pretrained(tmp_path / "model", dtype=torch.bfloat16)
+    by_peft = PeftModel.from_pretrained(base, run / "checkpoint-2").merge_and_unload().state_dict()
+    half, whole = exported(run, tmp_path / "half"), exported(run, tmp_path / "whole", "--dtype", "float32")
+    assert all(torch.equal(half[name], by_peft[name]) for name in half)
+    (kept, num), (changed, _) = changes(before, half), changes(before, whole)
+    assert 0 < kept < changed
+    said = f"{changed / num:.1%} of the weights changed, bfloat16 keeps {kept / changed:.1%} of these changes"
+    assert said in capsys.readouterr().out
+    assert said in (tmp_path / "half/README.md").read_text()
 
 
 @pytest.mark.scenario(clauses=["observability/an-export-says-what-it-keeps#2"])

@@ -32,6 +32,9 @@ def _check_model(config: RunConfig) -> Iterator[ConfigError]:
     yield from _check_directory(directory, key="model.model")
     if (directory / "config.json").is_file():
         yield from _check_description(config, directory / "config.json")
+    if config.model.adapter is not None and not Path(config.model.adapter).is_dir():
+        problem, remedy = f"{config.model.adapter} is not a directory", "Name the directory of an adapter of peft."
+        yield ConfigError(problem, code="model-directory-missing", key="model.adapter", remedy=remedy)
 
 
 def _check_teachers(config: RunConfig) -> Iterator[ConfigError]:
@@ -68,9 +71,13 @@ def _check_description(config: RunConfig, path: Path) -> Iterator[ConfigError]:
             remedy="Save the model again.",
         )
         return
-    if isinstance(described, dict) and described.get("quantization_config") is not None:
+    if not isinstance(described, dict):
+        problem, remedy = f"{path} holds no JSON object", "Save the model again."
+        yield ConfigError(problem, code="model-file-missing", key="model.model", remedy=remedy)
+        return
+    if described.get("quantization_config") is not None:
         yield quantized(config.model.model)
-    text = described.get("text_config", described) if isinstance(described, dict) else {}
+    text = described.get("text_config", described)
     positions = text.get("max_position_embeddings") if isinstance(text, dict) else None
     if isinstance(positions, int) and config.global_max_length > positions:
         problem = f"must be at most the model's {positions} positions, but is {config.global_max_length}"

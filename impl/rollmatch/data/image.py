@@ -102,7 +102,8 @@ def why_unreadable(error: Exception) -> str:
     """In words; Pillow names an object's address for bytes that it does not know."""
     if isinstance(error, UnidentifiedImageError):
         return "it is no image that Pillow knows"
-    return str(error) or type(error).__name__
+    named = error.strerror if isinstance(error, OSError) else None  # str() would name the path again
+    return named or str(error) or type(error).__name__
 
 
 def rgb_of(image: Image.Image) -> Image.Image:

@@ -70,11 +70,24 @@ def local_model(config: ModelConfig) -> ModelConfig:
     adapter = config.adapter and local_directory(config.adapter, revision=None, key="model.adapter")
     path = Path(directory) / ADAPTER_FILE
     if adapter is None and path.is_file():
-        base = str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
+        base = _named_by_adapter(path, "base_model_name_or_path", key="model.model")
         directory, adapter = local_directory(base, revision=None, key="model.model"), directory
-    if adapter is not None:
+    if adapter is not None and Path(adapter).is_dir():
+        _named_by_adapter(Path(adapter) / ADAPTER_FILE, "peft_type", key="model.adapter")
         _check_whole(Path(adapter))
     return config.model_copy(update={"model": directory, "adapter": adapter})
+
+
+def _named_by_adapter(path: Path, field: str, *, key: str) -> str:
+    """A field of what peft has written about an adapter. Errors: ``model-file-missing``."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))[field]
+    except (OSError, ValueError, LookupError, TypeError):
+        found = None
+    if isinstance(found, str):
+        return found
+    problem, remedy = f"{path} names no {field}", "Save the adapter again with peft's save_pretrained."
+    raise ConfigError(problem, code="model-file-missing", key=key, remedy=remedy)
 
 
 def _check_whole(adapter: Path) -> None:

@@ -8,35 +8,34 @@ from typing import Any
 
 from rollmatch.errors import ConfigError, ErrorList
 
-KEY = "model.model"
 INDEX = "model.safetensors.index.json"
-OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "adapter_model.bin")
 """Weights that transformers reads where there are no safetensors; their headers do not say how long they are."""
 LONGEST_HEADER = 100_000_000
 """In bytes, as in safetensors."""
 REMEDY = "Download or save the model again."
 
 
-def check_weights(directory: Path) -> None:
-    """Errors: ``ErrorList`` of ``weights-missing`` and ``weights-damaged``."""
-    errors = [*_faults(directory)]
+def check_weights(directory: Path, *, key: str) -> None:
+    """Of a model or an adapter. Errors: ``ErrorList`` of ``weights-missing`` and ``weights-damaged``."""
+    errors = [*_faults(directory, key)]
     if errors:
         raise ErrorList(errors)
 
 
-def _faults(directory: Path) -> Iterator[ConfigError]:
-    paths = _files_of(directory)
+def _faults(directory: Path, key: str) -> Iterator[ConfigError]:
+    paths = _files_of(directory, key)
     if isinstance(paths, ConfigError):
         yield paths
         return
     for path in paths:
         if not path.is_file():
-            yield ConfigError(f"{path} is missing", code="weights-missing", key=KEY, remedy=REMEDY)
+            yield ConfigError(f"{path} is missing", code="weights-missing", key=key, remedy=REMEDY)
         elif (problem := damage_of(path)) is not None:
-            yield ConfigError(f"{path} {problem}", code="weights-damaged", key=KEY, remedy=REMEDY)
+            yield ConfigError(f"{path} {problem}", code="weights-damaged", key=key, remedy=REMEDY)
 
 
-def _files_of(directory: Path) -> list[Path] | ConfigError:
+def _files_of(directory: Path, key: str) -> list[Path] | ConfigError:
     """The safetensors that hold the weights; none where they are in another format."""
     index = directory / INDEX
     if index.is_file():
@@ -44,13 +43,13 @@ def _files_of(directory: Path) -> list[Path] | ConfigError:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"{index} is not readable: {error!r}"
-            return ConfigError(problem, code="weights-damaged", key=KEY, remedy=REMEDY)
+            return ConfigError(problem, code="weights-damaged", key=key, remedy=REMEDY)
         return [directory / name for name in sorted(names)]
     found = sorted(directory.glob("*.safetensors"))
     if found or any((directory / name).is_file() for name in OTHERS):
         return found
     problem = f"{directory} holds no weights"
-    return ConfigError(problem, code="weights-missing", key=KEY, remedy="Save the model with its weights there.")
+    return ConfigError(problem, code="weights-missing", key=key, remedy="Save the model with its weights there.")
 
 
 def damage_of(path: Path) -> str | None:

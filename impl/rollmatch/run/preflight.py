@@ -19,7 +19,7 @@ from rollmatch.config.objective_rules import find_sampling_bias
 from rollmatch.config.training import TrainingConfig
 from rollmatch.data import BadSamples
 from rollmatch.data.splits import Split, load_split, origin_of
-from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
+from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError, kind_and_text
 from rollmatch.model.source import checkpoints_in
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.model.weight_files import check_weights
@@ -57,7 +57,9 @@ def load_checked(
     _collect(errors, partial(check_files, config))
     if all(error.key != "model.model" for error in errors):
         _collect(errors, partial(_check_tokenizer, config))
-        _collect(errors, partial(check_weights, Path(config.model.model)))
+        _collect(errors, partial(check_weights, Path(config.model.model), key="model.model"))
+    if config.model.adapter is not None and Path(config.model.adapter).is_dir():
+        _collect(errors, partial(check_weights, Path(config.model.adapter), key="model.adapter"))
     _collect(errors, partial(_check_model_elsewhere, config))
     rewards: list[Reward] = []
     _collect(errors, lambda: rewards.extend(load_rewards(config)))
@@ -93,7 +95,7 @@ def _try_rewards(
         from transformers import TrainerState
     errors: list[RollmatchError] = []
     for name, error in try_out(rewards, samples[0], TrainerState(max_steps=max_steps)):
-        what = error.problem if isinstance(error, TargetError) else f"raised {type(error).__name__}: {error}"
+        what = error.problem if isinstance(error, TargetError) else f"raised {kind_and_text(error)}"
         problem = f"{name} on {samples[0].origin} {what}"
         if is_of_function(error):
             columns = ", ".join(samples[0].metadata) or "nothing"

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from rollmatch.data.desc import check_desc
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, Summary, are_numbers, raise_bad
 from rollmatch.data.geometry import BOX_LEN, bins_of, twice_area
-from rollmatch.data.image import UPRIGHT, orientation_of, rgb_of
+from rollmatch.data.image import UPRIGHT, orientation_of, rgb_of, why_unreadable
 from rollmatch.data.quick import parse_json
 from rollmatch.records import NUM_BINS
 
@@ -52,7 +52,8 @@ class NativeWriter:
             return None
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             self.summary.dropped["image that cannot be opened"] += 1
-            self.bad(BadLabel(f"{image.path}: {error}", key=image.path, remedy="Correct the path, or give --images."))
+            problem = f"cannot be opened: {why_unreadable(error)}"
+            self.bad(BadLabel(problem, key=image.path, remedy="Correct the path, or give --images."))
             return None
         made = [(one, item) for one in image.objects if (item := self._item(one, size, image.path)) is not None]
         objects = [item for one, item in made if not one.is_crowd]

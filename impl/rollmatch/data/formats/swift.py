@@ -66,8 +66,7 @@ def _labeled(line: str, images: Path, where: str) -> LabeledImage:
     try:
         width, height = upright_size(path)
     except ImageUnreadable as error:
-        problem = f"{where}: {error.problem}"
-        raise BadLabel(problem, key=where, remedy="Correct the path, or give --images.") from error
+        raise BadLabel(error.problem, key=where, remedy="Correct the path, or give --images.") from error
     objects, dropped = _objects(record, (width, height), where)
     return LabeledImage(path=str(path), width=width, height=height, objects=objects, dropped=dropped)
 

@@ -47,7 +47,7 @@ def read_yolo(path: Path, split: str, *, bad: OnBad = raise_bad) -> Iterator[Lab
         try:
             width, height = upright_size(image)
         except ImageUnreadable as error:
-            bad(BadLabel(error.problem, key=str(image), remedy="Correct the list of images."))
+            bad(BadLabel(error.problem, key=str(path), remedy="Correct the list of images."))
             continue
         objects = tuple(_read_labels(_labels_of(image), labels, (width, height), bad))
         yield LabeledImage(path=str(image), width=width, height=height, objects=objects)
