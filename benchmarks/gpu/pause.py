@@ -3,7 +3,7 @@
     NCCL_NVLS_ENABLE=0 VLLM_USE_FLASHINFER_SAMPLER=0 python -m benchmarks.gpu.pause --results benchmarks/results
 
 One engine of 8B shape writes 256 responses; the last GPU's weights are sent to it. *Kept*: requests are frozen (mode
-keep; ours without the sleep of vLLM's ``pause_generation``) and go on with the new weights and the old attention cache,
+keep; ours without the sleep of vLLM's ``pause_generation``) and continue with new weights and the old attention cache,
 so that one response is of two versions. *Staged*: weights arrive beside those in use (``sync.stage``), and requests are
 frozen while they are copied. *Again*: requests end and are begun again from their prompts with the new
 weights, one version each, as our server does it. A gap is between two tokens of one stream; one that is begun again

@@ -90,7 +90,7 @@ class Direct:
         deadline = time.perf_counter() + TIMEOUT_S
         while not self.group.store.is_ready(sync_id, range(self.num_engines), within_s=0.005):
             if time.perf_counter() > deadline:
-                self.engines.answers()  # which tell why
+                self.engines.answers()  # which say why
                 raise TimeoutError("the engines are not ready")
         self.group.store.give_verdict(sync_id, GO)
 

@@ -1,7 +1,7 @@
 """``python -m benchmarks.overlap.same_f1 FOLDER [--seeds 42 1 2] [--modes off ahead]``: F1 after equal samples.
 
 The digits job of 60 steps on one server, a run for every seed and mode, the server started for each. What has been
-done in FOLDER stays; a run that was broken off goes on from its last checkpoint. About five minutes each.
+done in FOLDER stays; a run that was broken off continues from its last checkpoint. About five minutes each.
 """
 
 import argparse

@@ -86,7 +86,7 @@ def cross_as_swift(listed):
 
 
 def as_tuples(rows):
-    """What the learner goes on with."""
+    """What the learner continues with."""
     return [(tuple(prompt.tolist()), tuple(response.tolist())) for prompt, response in rows]
 
 

@@ -1,4 +1,4 @@
-"""Servers in this process that answer, wait and fail as told, behind a prefetch."""
+"""Servers in this process that answer, wait and fail as a test says, behind a prefetch."""
 
 import threading
 import time

@@ -23,7 +23,7 @@ class Member:
 
 
 class Table:
-    """Where ranks lay down what they tell each other."""
+    """Where ranks lay down what they send each other."""
 
     def __init__(self, size: int) -> None:
         self.items: list[Any] = [None] * size

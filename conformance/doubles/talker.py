@@ -1,7 +1,7 @@
 """A model that says what a test has chosen: behind each token of a chain comes the next one, with certainty.
 
 Its chat ends with the user's last word, so that the word chooses the chain. Its tokens are those of a family whose
-end of turn is not the tokenizer's ``eos_token`` (base layout of Llama 3). Behind the end of a chain it goes on with a
+end of turn is not the tokenizer's ``eos_token`` (base layout of Llama 3). Behind the end of a chain it continues with a
 filler: an engine that does not stop there shows it.
 """
 

@@ -65,7 +65,7 @@ class Search:
         shutil.rmtree(folder)
 
 
-def tell(text: str) -> None:
+def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
@@ -87,7 +87,7 @@ def main() -> int:
             Path(tempfile.mkdtemp()),
             options.folder.parent / "models",
         )
-        tell("agrees")
+        say("agrees")
         return 0
     return search(options)
 
@@ -119,11 +119,11 @@ def search(options: argparse.Namespace) -> int:
         if found.failed is None:
             raise
         traceback.print_exc(limit=-3)
-        tell(f"seed {number}: draw {found.found_after} failed: {problem}; shrunk to {found.failed}/run.yaml")
-        tell((found.failed / "run.yaml").read_text())
-        tell(f"again: python -m conformance.draws {found.failed}")
+        say(f"seed {number}: draw {found.found_after} failed: {problem}; shrunk to {found.failed}/run.yaml")
+        say((found.failed / "run.yaml").read_text())
+        say(f"again: python -m conformance.draws {found.failed}")
         return 1
-    tell(f"seed {number}: {found.num_judged} draws agree, {found.num_close} left out (too close to call)")
+    say(f"seed {number}: {found.num_judged} draws agree, {found.num_close} left out (too close to call)")
     return 0
 
 

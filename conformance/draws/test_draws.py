@@ -36,7 +36,7 @@ def test_drawn_runs_agree_with_the_oracle(capsys):
 
 @pytest.mark.wide
 def test_a_rank_whose_segments_became_too_old_does_not_wait_for_one_whose_did_not(tmp_path):
-    """Rank 0 asks again at steps 4 and 5, rank 1 never; both go on to the end."""
+    """Rank 0 asks again at steps 4 and 5, rank 1 never; both continue to the end."""
     keys = MATCHING | {f"{R}.overlap": "ahead", f"{R}.max_staleness": 2, f"{T}.packing": True}
     keys |= {f"{T}.max_steps": 6, f"{T}.per_device_train_batch_size": 2, f"{T}.gradient_accumulation_steps": 2}
     keys |= {"model.attn_impl": "packed", f"{T}.seed": 2, f"{T}.eval_scenes": 1, f"{T}.learning_rate": 0.001}

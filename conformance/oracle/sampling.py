@@ -1,6 +1,6 @@
 """Rollouts of ``rollout_backend: hf``, naively: one token after the other, without cache and padding, in float32.
 
-A batch of prompts shares the random numbers of its first request's seed, and a row that has ended goes on using them.
+A batch of prompts shares the random numbers of its first request's seed, and a row that has ended still uses them.
 """
 
 import torch

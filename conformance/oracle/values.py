@@ -38,7 +38,7 @@ def _lines(text, mark):
 
 
 def values(responses, bounds, fresh, rules, *, is_search):
-    """[response][step] the mean return of what went on from the state before the step, its own response left out.
+    """[response][step] the mean return of what continued from the state before the step, its own response left out.
 
     ``fresh``: the continuations that were sampled, by (sample, prefix); with a search also all that passed further on.
     """

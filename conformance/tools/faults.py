@@ -55,7 +55,7 @@ def trial_of(fault: Fault, tests: dict[str, list[str]]) -> Trial:
 
 
 def main() -> int:
-    """Exit status: 1 when more than one in twenty was missed; fewer are printed, as a trial may meet its time limit."""
+    """Exit status: 1 when more than one in twenty was missed; fewer are printed, as a trial may hit its time limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="faults whose id contains this word")
     parser.add_argument("--workers", type=int, default=2)

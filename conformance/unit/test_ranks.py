@@ -1,4 +1,4 @@
-"""Two real gloo processes tell each other what they know; a process alone needs no torch.distributed."""
+"""Two real gloo processes exchange what they know; a process alone needs no torch.distributed."""
 
 import json
 import sys

@@ -92,7 +92,7 @@ class _LastingFile(io.FileIO):
 
 
 def lasting(stream: TextIO) -> TextIO:
-    """The same stream in any locale, which outlives its reader: a run goes on when its terminal or ``| head`` ends."""
+    """The same stream in any locale, which outlives its reader: a run continues if its terminal or ``| head`` ends."""
     try:
         number = stream.fileno() if isinstance(stream, io.TextIOWrapper) else None
     except io.UnsupportedOperation:  # in memory, in tests

@@ -1,6 +1,6 @@
 """Checks of rollout servers: ``ask`` calls the server, ``judge`` needs nothing but the recorded exchange.
 
-An ``ask`` ends by ``Stopped`` where the server keeps it from going on, and reads replies by its dialect's ``read``. Any
+An ``ask`` ends by ``Stopped`` where the server stops it, and reads replies by its dialect's ``read``. Any
 other exception that leaves it is the judge's own fault, and is reported as such.
 """
 

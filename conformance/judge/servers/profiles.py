@@ -18,7 +18,7 @@ Lacks = Callable[[tuple[str, ...]], str]
 """What of a check's needs there is not; empty where all is there."""
 OPTIONS = {"model": "--model", "ids": "--model", "group": "--transport", "key": KEY_VARIABLE}
 BY_OPTIONS = {*OPTIONS, "process"}
-"""Needs that a user can meet; others are of the model's kind."""
+"""Needs that a user can fulfil; others are of the model's kind."""
 
 
 def checks_of(

@@ -46,7 +46,7 @@ class Subject:
     policies: "Policies | None" = None
     """None: without the model's directory, prompts are texts and there is nothing to compare with."""
     group_host: str = "127.0.0.1"
-    """Where the server's workers and the judge meet to transfer weights."""
+    """The address of the group in which the server's workers and the judge transfer weights."""
     allowance: Allowance = field(default_factory=Allowance)
     headers: Mapping[str, str] = field(default_factory=dict)
     """``bearer`` of the server's key; empty: it has none."""

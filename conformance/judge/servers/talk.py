@@ -19,7 +19,7 @@ NOT_HERE = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 
 class Stopped(Exception):  # an end, not an error of ours
-    """The check cannot go on, because of what the server did."""
+    """The check cannot continue, because of what the server did."""
 
 
 class Talk:

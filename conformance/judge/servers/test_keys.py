@@ -25,14 +25,14 @@ import os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from conformance.doubles.http_server import read_body, send
 
-class Telling(BaseHTTPRequestHandler):
+class Answering(BaseHTTPRequestHandler):
     def do_GET(self):
         read_body(self)
         held = [os.environ.get("{KEY_VARIABLE}"), *sys.argv[2:]]
         send(self, 200, {{"pid": os.getpid(), "held": held, "sent": self.headers["Authorization"]}})
     do_POST = do_GET
 
-HTTPServer(("127.0.0.1", int(sys.argv[1])), Telling).serve_forever()
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Answering).serve_forever()
 """
 PATHS = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 

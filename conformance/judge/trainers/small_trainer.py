@@ -27,7 +27,7 @@ TURN_S, PATIENCE_S = 0.02, 20.0
 
 
 class TrainingFailed(RuntimeError):
-    """A trainer that cannot go on ends with an error."""
+    """A trainer that cannot continue ends with an error."""
 
 
 class SmallTrainer:

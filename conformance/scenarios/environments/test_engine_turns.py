@@ -110,7 +110,7 @@ def test_an_episode_on_a_server_is_the_one_of_generate(served):
 
 
 def test_greedy_continuations_of_any_turn_return_what_the_episode_was_paid(served):
-    """Two continuations of each state give its return to come, exactly: they went on from the same ids."""
+    """Two continuations of each state give its return to come, exactly: they continued the same ids."""
     side = Side(served)
     targets = side.targets()
     reports = [report for report in targets.reports if isinstance(report, TrajectoryReport)]

@@ -110,7 +110,7 @@ def test_the_group_port_is_left_alone(begun):
     assert len(begun) == 1
 
 
-def telling(**replies):
+def describing(**replies):
     """A rollout server that answers about itself, and nothing else."""
     return answering(lambda name, _: (200 if name in replies else 404, replies.get(name, {})))
 
@@ -121,23 +121,23 @@ def wait_for(url, *overrides, gpus=()):
 
 @pytest.mark.scenario(clauses=["launchers/server-and-learner-have-a-launcher-each#5"])
 def test_a_gpu_of_both_sides_is_refused():
-    with telling(health={"status": "ok", "gpus": ["0", "1", "2"]}) as server:
+    with describing(health={"status": "ok", "gpus": ["0", "1", "2"]}) as server:
         with refused("gpus-overlap", "--gpus", remedy="than 2 for"):
             wait_for(server, gpus=("2", "3"))
         wait_for(server, gpus=("3",))
         wait_for(server)
-    with telling(health={"status": "ok"}) as silent:
+    with describing(health={"status": "ok"}) as silent:
         wait_for(silent, gpus=("0",))
 
 
 @pytest.mark.scenario(clauses=["launchers/the-learner-launcher-waits-for-a-server-that-is-really-there#5"])
 def test_a_server_of_another_model_is_refused():
     digest = load_model_identity(MODEL, dtype="float32").digest
-    with telling(health={"status": "ok"}, identity={"model": "/models/other", "model_digest": digest}) as server:
+    with describing(health={"status": "ok"}, identity={"model": "/models/other", "model_digest": digest}) as server:
         wait_for(server)
         with refused("served-model-differs") as caught:
             wait_for(server, f"model.model={ROOT}/fixtures/models/tasks")
     assert (caught.value.code, caught.value.key) == ("served-model-differs", "model.model")
     assert "/models/other" in caught.value.problem
-    with telling(health={"status": "ok"}) as another_dialect:
+    with describing(health={"status": "ok"}) as another_dialect:
         wait_for(another_dialect)

@@ -14,7 +14,7 @@ NODES = st.lists(st.integers(1, 8), min_size=1, max_size=4)
 
 
 def fits(layout, nodes):
-    """Whether all parts of a layout go on the nodes together, each on one; tries every way."""
+    """Whether all parts of a layout fit on the nodes together, each on one; tries every way."""
     parts = sorted([layout.ranks_per_node] * layout.num_learner_nodes + list(layout.servers), reverse=True)
 
     def place(left, rest):

@@ -26,7 +26,7 @@ PROCESS_GROUP_TIMEOUT_S = 20
 
 
 def run_two(folder):
-    """Exit codes, and the seconds that rank 0 went on after rank 1 had ended."""
+    """Exit codes, and the seconds that rank 0 continued after rank 1 had ended."""
     with started_ranks(folder, 2, sys.executable, str(SCRIPT), str(folder), str(PROCESS_GROUP_TIMEOUT_S)) as ranks:
         code_of_dead = ranks[1].wait()
         began = time.monotonic()

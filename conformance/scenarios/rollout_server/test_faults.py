@@ -1,4 +1,4 @@
-"""Learners and workers that die or fall silent: old weights go on, a new learner gets in, nobody waits for ever.
+"""Learners and workers that die or fall silent: old weights stay served, a new learner gets in, nobody waits for ever.
 
 As a script (``URL PORT VERSION``) it is a learner that is killed in the middle of a sync.
 """

@@ -219,7 +219,7 @@ def test_a_busy_group_port_is_named(start_sender):
 
 @pytest.mark.wide
 def test_the_port_of_a_left_group_is_waited_for_as_long_as_a_broadcast_may_take(start_sender):
-    """A learner that was killed and resumed met its own group's port: a worker held it for 20 s, and 5 were waited."""
+    """A killed and resumed learner found its own group's port taken: a worker held it for 20 s, and 5 were waited."""
     double = NativeDouble(tensors_of(0))
     double.faults = {"leaving": True}
     sender = start_sender(double)

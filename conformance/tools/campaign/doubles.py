@@ -68,7 +68,7 @@ class TrialShape:
 
 
 class ThreadRank(Member):
-    """A learner rank; ranks that meet at different places are found out."""
+    """A learner rank; ranks that wait at different places are found out."""
 
     is_primary = property(lambda self: self.rank == 0)
 

@@ -20,7 +20,7 @@ LOOK_EVERY_S, LOOK_TIMEOUT_S = 0.1, 10.0
 
 
 class HealthLooks:
-    """Requests the health of a server all the time; looks that meet a fault of the server's own do not count."""
+    """Requests the health of a server all the time; looks during a fault of the server's own do not count."""
 
     def __init__(self):
         self.seconds, self.num_failed, self._watched = [], 0, (None, 0)
@@ -124,7 +124,7 @@ def judge_story(journals, *, mode, num_samples, accumulation):
             if event["event"] == "run":
                 start = event["resumed_from"] or 0
                 if start < min(saved[-2:]):  # the newest may have been damaged
-                    wrong.append(f"rank {rank} went on from step {start}, though {saved[-2:]} were saved")
+                    wrong.append(f"rank {rank} continued from step {start}, though {saved[-2:]} were saved")
                 saved = [each for each in saved if each <= start]
             elif event["event"] == "saved":
                 saved.append(event["step"])

@@ -46,7 +46,7 @@ class Demanding(TrainerCallback):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Of six steps, that no evaluation lets go on after the second; wandb is offline."""
+    """Of six steps, that every evaluation stops after the second; wandb is offline."""
     folder = tmp_path_factory.mktemp("callbacks")
     words = (
         *SMALL,

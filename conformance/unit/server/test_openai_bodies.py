@@ -1,4 +1,4 @@
-"""The OpenAI routes over pretending engines: what is refused before vLLM sees it, and streams that meet a commit."""
+"""The OpenAI routes over pretending engines: what is refused before vLLM sees it, and streams during a commit."""
 
 import asyncio
 from types import SimpleNamespace

@@ -72,7 +72,7 @@ def test_logprobs_are_asked_for_as_many_as_are_returned(logprobs, num_top, wante
 
 
 class SilentEngine:
-    """What a replica uses of vLLM's ``AsyncLLM``: it answers as told, in vLLM's own types, and generates nothing."""
+    """What a replica uses of vLLM's ``AsyncLLM``: answers of the test in vLLM's own types; nothing is generated."""
 
     def __init__(self):
         self.output, self.num_refusals, self.resets = None, 0, []

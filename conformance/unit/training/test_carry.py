@@ -161,7 +161,7 @@ def test_a_step_that_fails_half_way_leaves_what_waited_before_it(tmp_path, monke
 
 @pytest.mark.parametrize("wrong", ["missing", "cut", "of another data set"])
 def test_a_carry_that_does_not_fit_is_refused(wrong, narrow, checkpoint_of, tmp_path):
-    """Segments that waited are part of the run: without them it does not go on."""
+    """Segments that waited are part of the run: without them it does not continue."""
     file = checkpoint_of / "packer-rank0.json"
     if wrong == "missing":
         file.unlink()

@@ -104,7 +104,7 @@ def test_whoever_does_not_know_the_secret_is_not_admitted(pair):
 
 
 def test_a_stranger_can_neither_read_nor_drop_a_sync(pair):
-    """A TCPStore client could, where a group meets in a TCPStore."""
+    """A TCPStore client could, where a group opens in a TCPStore."""
     first, second = pair
     with pytest.raises((RuntimeError, ValueError)):
         TCPStore("127.0.0.1", first.address.port, 2, False, timedelta(seconds=1)).set("sync/1/verdict", "drop")

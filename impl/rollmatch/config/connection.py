@@ -103,7 +103,7 @@ class ServerEntry(Section):
     group_port: Port
     """Port of the weight-sync group (torch.distributed rendezvous). Unit: port."""
     group_host: Host | None = None
-    """Name or address of the server's machine at which the weight-sync group meets; null is the host of base_url. Set
+    """Name or address of the server's machine at which the weight-sync group opens; null is the host of base_url. Set
     it where base_url names a proxy, or weights take another interface than HTTP."""
 
 

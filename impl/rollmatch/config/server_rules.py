@@ -115,7 +115,7 @@ def _check_distinct(server: ServerConfig, addresses: Sequence[ServerAddress]) ->
 
 
 def _one_network(config: RunConfig) -> Iterator[ConfigError]:
-    """Servers of several machines meet in one group, at the host of the first that takes part."""
+    """Servers of several machines join one group, at the host of the first that takes part."""
     if not _is_elsewhere(config):
         server = _vllm(config).server
         yield from check_group_hosts(pair_servers(server), key=f"{SERVER}.{_given_key(server, 'base_url')}")

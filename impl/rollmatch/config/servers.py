@@ -28,7 +28,7 @@ class ServerAddress:
 
     @property
     def group_host(self) -> str:
-        """Where its weight-sync group meets."""
+        """Host at which its weight-sync group opens."""
         return self.named_group_host or self.host
 
 

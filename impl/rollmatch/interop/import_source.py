@@ -80,7 +80,7 @@ PEFT_NAMES = {"r": "lora_r", "target_modules": "lora_target_modules", "modules_t
 
 
 class Expression(str):
-    """An argument that only running the script would tell."""
+    """An argument that is known only once the script runs."""
 
 
 def _read_script(path: Path, *, is_called: bool) -> dict[str, object]:

@@ -237,7 +237,7 @@ class RayRun:
             return
         what, was_placed = "is gone, with its actor or its node", part.site is not None
         if not was_placed and time.monotonic() > part.lost_at + _DYING_S:
-            raise _not_started(part, "Ray cannot start its actor")  # before, it may have met a node that is being lost
+            raise _not_started(part, "Ray cannot start its actor")  # before, it may have had a node that is being lost
         if was_placed:
             part.lost_at = time.monotonic()
         ray.kill(part.actor)  # in case that only the way to it is gone

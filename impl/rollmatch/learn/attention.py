@@ -106,7 +106,7 @@ Span = tuple[int, int]
 IGNORED_BY_SDPA = ("softcap", "s_aux")
 """Arguments of attention that transformers' ``sdpa`` takes and ignores (Gemma 2, GPT-OSS)."""
 STATELESS_LAYERS = frozenset(("full_attention", "dense", "sparse", "mlp", "moe"))
-"""Kinds of layers (transformers' ``layer_types``) in which tokens meet in plain attention or not at all."""
+"""Kinds of layers (transformers' ``layer_types``) in which tokens attend to each other plainly or not at all."""
 
 
 class DeferredMask:

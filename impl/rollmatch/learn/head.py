@@ -114,7 +114,7 @@ class Scoring:
     ) -> tuple[Tensor, object] | None:
         """The first pass; None where the model makes something of what its head returns (caps it, scales it).
 
-        A loss alone cannot tell, as one of 0 stays 0: ``_PROBES`` stand below it.
+        A loss alone cannot show it, as one of 0 stays 0: ``_PROBES`` stand below it.
         """
         scored: list[Tensor] = []
 

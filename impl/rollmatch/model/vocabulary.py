@@ -128,7 +128,7 @@ class Vocabulary:
         if not stops.is_generated:
             warnings.warn(
                 f"generation_config.json of {directory} does not name {stops.token}, which ends a turn: engines that "
-                "are not told so go on behind it; add its id to eos_token_id",
+                "are not sent it generate past it; add its id to eos_token_id",
                 stacklevel=2,
             )
         return cls(
@@ -299,7 +299,7 @@ def _speller_of(tokenizer: Tokenizer) -> Speller:
 def split_at_stop(sampled: Sequence[int], stop_ids: Container[int]) -> tuple[tuple[int, ...], int | None]:
     """A response as sampled, cut before its first stop token, and that token; None where there is none.
 
-    Whatever the engine says: most servers return the stop token, and some go on behind it.
+    Whatever the engine says: most servers return the stop token, and some generate past it.
 
     >>> split_at_stop([5, 6, 9, 7], {9, 2}), split_at_stop([5, 6], {9, 2})
     (((5, 6), 9), ((5, 6), None))

@@ -19,7 +19,7 @@ class Linear:
     num_out: int
     count: int = 1
     num_active: int | None = None
-    """How many of them a token meets; None: all."""
+    """How many of them a token passes; None: all."""
 
     @property
     def num_weights(self) -> int:
@@ -28,7 +28,7 @@ class Linear:
 
     @property
     def num_active_weights(self) -> int:
-        """That one token meets."""
+        """That one token passes."""
         return self.num_in * self.num_out * (self.count if self.num_active is None else self.num_active)
 
 
@@ -76,7 +76,7 @@ class ModelShape:
 
     @property
     def active_weights(self) -> int:
-        """That one token of text meets on its way, the head left out (it is met where something is supervised)."""
+        """That one token of text passes, the head left out (it is passed where something is supervised)."""
         return sum(linear.num_active_weights for linear in self.text)
 
     @property
@@ -158,13 +158,13 @@ def _mlp(text: Mapping[str, Any], hidden: int, layers: int) -> tuple[Linear, ...
         inner = _size(text, "intermediate_size")
         up = Linear(num_in=hidden, num_out=inner, count=2 * layers)
         return up, Linear(num_in=inner, num_out=hidden, count=layers)
-    inner, met = (
+    inner, passed = (
         text.get("moe_intermediate_size") or _size(text, "intermediate_size"),
         _size(text, "num_experts_per_tok"),
     )
     return (
-        Linear(num_in=hidden, num_out=inner, count=2 * layers * experts, num_active=2 * layers * met),
-        Linear(num_in=inner, num_out=hidden, count=layers * experts, num_active=layers * met),
+        Linear(num_in=hidden, num_out=inner, count=2 * layers * experts, num_active=2 * layers * passed),
+        Linear(num_in=inner, num_out=hidden, count=layers * experts, num_active=layers * passed),
         Linear(num_in=hidden, num_out=experts, count=layers),
     )
 

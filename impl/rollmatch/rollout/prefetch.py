@@ -154,7 +154,7 @@ class Prefetch:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No call begins inside, but those under way go on."""
+        """No call begins inside, but those under way continue."""
         with self.monitor:
             self._raise_failure()
             self._held = True

@@ -83,7 +83,7 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         """Time the first step from here; say where there is none."""
         self._last_step_at = time.perf_counter()
         if state.global_step >= state.max_steps and self.console is not None:
-            self.console.warn(f"all {state.max_steps} steps are done: raise training.max_steps (or epochs) to go on")
+            self.console.warn(f"all {state.max_steps} steps are done: raise training.max_steps (or epochs) to continue")
 
     def on_step_begin(
         self,

@@ -60,7 +60,7 @@ def connect_servers(
     places = dict(zip(servers, addresses))
 
     def sender_to(chosen: Sequence[RolloutServer]) -> WeightSender:
-        """A common group meets at the first of these servers."""
+        """A common group opens at the first of these servers."""
         stage = config.custom.extra.rollout_matching.vllm.sync.stage
         rendezvous = [_rendezvous(config, places[server]) for server in chosen]
         return make_sender(chosen, rendezvous, stage=stage, keep=keeps_responses(config))

@@ -66,7 +66,7 @@ def _check_group_host(address: ServerAddress) -> None:
     try:
         resolve(address.group_host)
     except OSError as error:
-        problem = f"{address.group_host}, where weights would meet, is not known: {error.strerror or error}"
+        problem = f"{address.group_host}, the host of the weight group, is not known: {error.strerror or error}"
         remedy = "Name an address of the server's machine in group_host."
         raise ConfigError(problem, code="group-host-unknown", key=address.base_url, remedy=remedy) from error
 

@@ -30,7 +30,7 @@ def complete(arguments: TrainingArguments, strategy: Strategy) -> TrainingArgume
 
 
 def _split_on_cpus(strategy: Strategy) -> None:
-    """Tell accelerate 1.15 of a kind of device for which it splits: on CPUs it leaves every strategy out."""
+    """Register a kind of device with accelerate 1.15 for which it splits: on CPUs it leaves every strategy out."""
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 

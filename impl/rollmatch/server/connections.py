@@ -135,7 +135,7 @@ class UvicornLoop:
 
 
 class Acceptor:
-    """A thread that takes connections from the process ``front``, which owns the listening socket, and tells it health.
+    """A thread that takes connections from the process ``front``, which owns the listening socket, and sends it health.
 
     A front that dies is started again.
     """

@@ -15,7 +15,7 @@ _LOOK_S = 0.01
 
 
 class Metrics:
-    """One registry per server, so that two in one process do not meet."""
+    """One registry per server, so that two in one process do not share names."""
 
     content_type = CONTENT_TYPE_LATEST
 

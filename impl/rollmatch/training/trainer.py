@@ -292,7 +292,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         self.source.fence.backend.close()
 
     def check(self) -> None:
-        """Raise what a call beside learning has failed with; several ranks do so where they meet."""
+        """Raise what a call beside learning has failed with; several ranks do so at a common call."""
         if self.overlap.prefetch is not None and self.source.ranks.learner_world_size == 1:
             self.overlap.prefetch.check()
 

@@ -1,4 +1,4 @@
-"""Where a group meets, who this process is in it, and what can go wrong while it opens."""
+"""Address of a group, who this process is in it, and what can go wrong while it opens."""
 
 import ipaddress
 import socket
@@ -38,7 +38,7 @@ class GroupAddressInvalid(SyncError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAddress:
-    """Where a group meets, and who this process is in it."""
+    """Address of a group, and who this process is in it."""
 
     host: str
     port: int

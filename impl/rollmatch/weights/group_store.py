@@ -1,4 +1,4 @@
-"""Where the members of a group meet: a small key-value store that admits only those who know the group's secret.
+"""The rendezvous of a group: a small key-value store that admits only those who know the group's secret.
 
 The learner makes a secret for each group and hands it to the servers over their authenticated routes. Rank 0 binds
 exactly the group's address and holds the store; every member, rank 0 too, connects to it. Both ends of a connection

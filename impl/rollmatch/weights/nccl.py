@@ -1,6 +1,6 @@
 """The direct transport: weights straight into the memory they are used in, by NCCL between GPUs, by gloo without.
 
-Members meet in the store of a gloo group, which also says who is ready; NCCL is opened on the same store. An allowed
+Members use the store of a gloo group, which also says who is ready; NCCL is opened on the same store. An allowed
 import of vllm, whose NCCL binding both sides use.
 """
 

@@ -221,7 +221,7 @@ class TransferGroup:
         self._is_packed = self._is_started = False
         self._num_parts = 0
         self.is_paused = False
-        """Kept here alone: calls go on."""
+        """Kept here alone: calls continue."""
 
     @property
     def is_open(self) -> bool:

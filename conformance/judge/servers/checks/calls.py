@@ -17,7 +17,7 @@ from conformance.judge.servers.talk import Talk
 TOO_LONG = "List every digit with its box, from top to bottom. " * 200
 LONG_IS_IN_S, CLOSED_IN_S = 0.6, 0.5
 MIX_S, MIX_LIMIT_S, NUM_MIXED = 8.0, 40.0, 100
-"""A mix lasts this long, and longer until so many calls were generated for: on a slow machine fewer meet."""
+"""A mix lasts this long, and longer until so many calls were generated for: on a slow machine fewer overlap."""
 
 
 def ask_bad_sampling(talk: Talk) -> None:

@@ -130,7 +130,7 @@ def judge_stop(exchange: Exchange) -> str:
     kept = {bool(one.ids) and one.ids[-1] in ends for one in ended}
     inside = [one for one in came if set(one.ids[:-1]) & set(exchange.notes["stop_ids"])]
     if inside:
-        return "a response goes on after a stop token"
+        return "a response continues after a stop token"
     if not ended:
         return "no response stopped, so that nothing was seen"
     return "the stop token is kept in some responses only" if len(kept) > 1 else ""

@@ -9,7 +9,7 @@ from conformance.judge.servers.peers import sync
 from conformance.judge.servers.talk import Talk
 
 MODES = ("keep", "wait", "abort")
-"""What becomes of running responses: they go on after ``/resume``, end before ``/pause`` returns, or are given up."""
+"""Running responses: they continue after ``/resume``, end before ``/pause`` returns, or are given up."""
 HELD = {"max_tokens": 200, "temperature": 2.0, "timeout_s": 60}
 """So hot that few responses stop early."""
 WAKING = {"at once": ("/wake_up",), "by tags": ("/wake_up?tags=weights", "/wake_up?tags=kv_cache")}

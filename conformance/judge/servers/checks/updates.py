@@ -29,7 +29,7 @@ def offer(talk: Talk, peer: Any, tensors: "dict[str, Tensor]", label: str) -> No
             peer.finish()
     except Stopped as stop:
         talk.note(f"{label}-stopped", str(stop))
-        peer.finish()  # whatever happened, a learner lets generation go on
+        peer.finish()  # whatever happened, a learner lets generation continue
 
 
 def answers(exchange: Exchange, label: str) -> list[RecordedCall]:

@@ -1,6 +1,6 @@
 """``swift rollout`` and ``swift rlhf`` on a machine without GPUs; not one line of theirs is changed.
 
-The server's check of its arguments counts one device where there is none. The learner meets the server over gloo in
+The server's check of its arguments counts one device where there is none. The learner reaches the server over gloo in
 place of NCCL, and finds in ``torch.cpu`` what it calls of a device's module. Its template for Qwen3-VL counts pictures
 by the id that Qwen's own vocabulary has for them; a small model's is read from its ``config.json``.
 """

@@ -35,7 +35,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the group meets and how long its members wait."""
+    """Address of the group, and how long its members wait."""
 
     host: str
     port: int
@@ -272,13 +272,13 @@ def _ask_to_leave(server: RolloutServer, rendezvous: Rendezvous) -> bool:
     body = {"client": rendezvous.client, "force": False}
     try:
         reply = server.control(CLOSE, body, timeout_s=GRACE_S, content_type=MSGPACK)
-    except RollmatchError:  # whatever it is, a call to join meets it, too
+    except RollmatchError:  # whatever it is, a call to join fails by it, too
         return False
     return isinstance(reply, dict) and bool(reply.get("leaving"))
 
 
 def resolve(host: str) -> str:
-    """An address for a name, because a group meets at addresses; IPv4 where there is one.
+    """An address for a name, because a group opens at addresses; IPv4 where there is one.
 
     >>> resolve("127.0.0.1"), resolve("::1")
     ('127.0.0.1', '::1')

@@ -1,6 +1,6 @@
 """What vLLM's OpenAI classes take for an engine: all replicas of a server, behind its limits and version fences.
 
-vLLM renders chats and tokenises; images then go on undecoded by it, and every check of the other dialects follows.
+vLLM renders chats and tokenises; it passes images on undecoded, and every check of the other dialects follows.
 """
 
 import asyncio

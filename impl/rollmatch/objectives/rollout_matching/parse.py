@@ -95,7 +95,7 @@ def expect(text: str, place: int, marks: Iterable[str]) -> tuple[int, Ending]:
 def scan_elements(
     text: str, opened: int, closing_marks: Sequence[str] = COORD_TOKENS.closing_marks
 ) -> tuple[list[Element], Ending]:
-    """The elements of the list that opened just before ``opened``, and how the text went on after them.
+    """The elements of the list that opened just before ``opened``, and how the text continued after them.
 
     >>> scan_elements('[1, "b"], x', 1)
     ([Element(start=1, end=2, value=1), Element(start=4, end=7, value='b')], <Ending.TRAILING_TEXT: 'trailing_text'>)
