@@ -1,19 +1,16 @@
 """One step, for real: the digits model, its own generate(), float32."""
 
 import dataclasses
-import math
 from itertools import chain
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
-from conformance.doubles.digits import scenes
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import KEPT, events, make_trainer, requested, step_between, trained, weights_of
 from rollmatch.journal import read_journal
 from rollmatch.objectives.rollout_matching.answer_format import DropReason
-from rollmatch.records import Segment
 from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.training.report import PHASES
 from rollmatch.weights.named_weights import named_weights
@@ -118,52 +115,6 @@ def test_callbacks_of_the_users_are_called(tmp_path):
     trainer, _ = trained(tmp_path, "training.eval_steps=1", KEPT, callbacks=[notes])
     assert notes.calls == [("step", 1), ("log", True), ("log", False), ("evaluate", 4.0), ("save", 1), ("log", False)]
     assert trainer.state.global_step == 1
-
-
-class NothingNew:
-    """A target that keeps every response as context and teaches nothing of it."""
-
-    def __init__(self, target):
-        self.target = target
-
-    def make_segments(self, samples, rollouts):
-        _, reports = self.target.make_segments(samples, rollouts)
-        segments = [
-            Segment(
-                sample=sample, policy_version=rollout.policy_version, prompt_len=len(rollout.prompt_token_ids),
-                token_ids=rollout.prompt_token_ids + rollout.response_token_ids,
-                prefix_len=len(rollout.response_token_ids),
-            )
-            for sample, rollout in zip(samples, rollouts, strict=True)
-        ]  # fmt: skip
-        return segments, reports
-
-
-def without_news(objective):
-    return dataclasses.replace(objective, target=NothingNew(objective.target))
-
-
-def test_a_step_that_supervises_nothing_moves_nothing_and_is_no_nan(tmp_path):
-    overrides = ("training.packing=true", "training.gradient_accumulation_steps=2", BRIEF)
-    trainer = make_trainer(tmp_path, *overrides, is_shallow=True)
-    trainer.learner = dataclasses.replace(trainer.learner, objective=without_news(trainer.learner.objective))
-    before = weights_of(trainer.model)
-    trainer.train()
-    step = step_between(before, weights_of(trainer.model))
-    record = trainer.state.log_history[0]
-    assert (record["loss"], record["grad_norm"]) == (0.0, 0.0)
-    assert torch.equal(step, torch.zeros_like(step))
-
-
-def test_scenes_without_objects_teach_the_empty_list_and_no_coordinate(tmp_path):
-    empty = [dataclasses.replace(sample, objects=()) for sample in scenes("train")[:4]]
-    trainer, step = trained(tmp_path, "training.packing=true", samples=empty)
-    record = trainer.state.log_history[0]
-    assert record["loss_coord"] == 0.0
-    assert math.isfinite(record["loss_ce"])
-    assert record["loss_ce"] > 0
-    assert step.isfinite().all()
-    assert step.norm() > 0
 
 
 class OtherPrompt(RolloutBackend):
