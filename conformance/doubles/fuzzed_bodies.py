@@ -239,6 +239,39 @@ def calls(draw, dialect):
     return route, body
 
 
+def update_of(specs):
+    """The body by which a trainer of stock servers announces tensors."""
+    rows = {"names": [spec.name for spec in specs], "dtype_names": [spec.dtype for spec in specs]}
+    return {"update_info": rows | {"shapes": [list(spec.shape) for spec in specs]}}
+
+
+def states_of(specs):
+    """State of an update by vLLM's routes -> calls that lead there, over engines that only pretend."""
+    init, start, half = BODIES["vllm"][0], ("/start_weight_update/", {}), len(specs) // 2
+    begun = [init, start, ("/update_weights/", update_of(specs[:half]))]
+    whole = [*begun, ("/update_weights/", update_of(specs[half:]))]
+    return {
+        "open": [init],
+        "started": [init, start],
+        "half": begun,
+        "whole": whole,
+        "finished": [*whole, ("/finish_weight_update/", {})],
+        "paused": [*begun, ("/pause/?mode=keep", {})],
+    }
+
+
+@st.composite
+def calls_in_states(draw, specs):
+    """A state, and a call that is wrong in up to two places, often about tensors to come."""
+    state = draw(st.sampled_from(sorted(states_of(specs))))
+    if draw(st.booleans()):
+        return state, draw(calls("vllm"))
+    body = update_of(draw(st.lists(st.sampled_from(specs), max_size=4)))
+    for _ in range(draw(st.integers(0, 2))):
+        body = set_at(body, draw(st.sampled_from(list(places_in(body)))), draw(VALUES))
+    return state, ("/update_weights/", body)
+
+
 def is_not_of_groups(call):
     return not any(name in call[0] for name in OF_GROUPS)
 

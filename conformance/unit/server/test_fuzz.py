@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from conformance.doubles.fuzzed_bodies import BODIES, calls, encoded
+from conformance.doubles.fuzzed_bodies import BODIES, calls, calls_in_states, encoded, states_of
 from conformance.doubles.stand_in import make_stand_in
 from rollmatch.data.ids import pack_ids
 
@@ -59,3 +59,51 @@ def test_no_body_is_answered_with_5xx(fuzzed, dialect, capsys):
     assert statuses[422]
     with capsys.disabled():
         sys.stdout.write(f"\n{dialect}: {dict(sorted(statuses.items()))}\n")
+
+
+def test_no_body_in_the_midst_of_an_update_does_more_than_it_may(fuzzed, capsys):
+    """Of vLLM's routes: what is refused changes neither version nor weights, and hinders no later update."""
+    parts, client = fuzzed
+    specs, statuses = list(parts.model.tensors.values()), {}
+    states = states_of(specs)
+
+    def post(route, body, form="json"):
+        raw, kind = encoded(body, form)
+        return client.post(route, content=raw, headers={"content-type": kind})
+
+    def read(reply):
+        is_packed = reply.headers["content-type"] == "application/msgpack"
+        return msgspec.msgpack.decode(reply.content) if is_packed else reply.json()
+
+    def version():
+        return client.get("/health/").json()["policy_version"]
+
+    def reach(state):
+        """From nothing."""
+        replies = [post("/native/communicator/close/", {"force": True}), post("/resume/", {})]
+        replies += [post(*call) for call in states[state]]
+        assert [reply.status_code for reply in replies] == [200] * len(replies), (state, replies[-1].text)
+
+    @settings(max_examples=NUM_BODIES)
+    @given(calls_in_states(specs), st.sampled_from(["json"] * 8 + ["msgpack", "damaged"]))
+    def run(drawn, form):
+        state, (route, body) = drawn
+        reach(state)
+        before = version()
+        reply = post(route, body, form)
+        statuses[reply.status_code] = statuses.get(reply.status_code, 0) + 1
+        assert reply.status_code < 500, (state, route, body, reply.text)
+        assert reply.status_code < 400 or {"code", "problem", "remedy"} <= read(reply).keys()
+        is_finished = (state, route, reply.status_code) == ("whole", "/finish_weight_update/", 200)
+        assert version() == before + is_finished, (state, route, body)
+
+    run()
+    for state in states:
+        before = version()
+        reach(state)
+        reach("finished")
+        assert version() == before + 1 + (state == "finished")
+    assert post("/shutdown_weight_transfer_engine/", {}).status_code == 200
+    assert {200, 400, 409, 422} <= statuses.keys()
+    with capsys.disabled():
+        sys.stdout.write(f"\nvllm, in states: {dict(sorted(statuses.items()))}\n")
