@@ -12,7 +12,6 @@ import torch
 import uvicorn
 from safetensors.torch import load_file
 
-from benchmarks.sync.receiving_server import ReceivingReplica
 from conformance.doubles.digits import ROOT
 from rollmatch.serve.app import make_app
 from rollmatch.serve.serving import vocabulary_size
@@ -22,8 +21,30 @@ from rollmatch.server.images import ImageReader
 from rollmatch.server.prompts import PromptMaker
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import assemble
+from rollmatch.weights.worker.extension import WorkerExtension
 
 FIXTURE = ROOT / "fixtures/models/arithmetic"
+
+
+class ReceivingReplica(WorkerExtension):
+    """A replica whose only worker is itself."""
+
+    rank, device = 0, torch.device("cpu")
+
+    async def call(self, method, *arguments):
+        return [getattr(self, method)(*arguments)]
+
+    async def reset_caches(self):
+        return True
+
+    def is_dead(self):
+        return False
+
+    def unfinished_tokens(self):
+        return {}
+
+    def close(self):
+        self.rollmatch_close()
 
 
 class HeldModel(torch.nn.Module):
