@@ -36,7 +36,7 @@ def attaching(journal_path):
             journal = Journal(journal_path)
             backend = VllmServerBackend(servers, TEMPLATE, Ranks(), sender=sender_of(servers), journal=journal)
             backend.remake_sender = lambda indices: sender_of([servers[index] for index in indices])
-            backend.call_rules = CallRules(retry_budget_s=budget_s, num_ids=200)
+            backend.calls.rules = CallRules(retry_budget_s=budget_s, num_ids=200)
             stack.callback(backend.close)
             return doubles, backend, source_of(backend, journal, **fields)
 

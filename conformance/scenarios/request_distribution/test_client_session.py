@@ -12,7 +12,7 @@ from conformance.doubles.learner_side import TEMPLATE
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import QUICK, RULES, prompts
 from rollmatch.dialects.http import HttpServer, ServerRefused
-from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.ranks import Ranks
 from rollmatch.run.connect import connect_servers
@@ -221,7 +221,7 @@ def test_silence_is_death_after_a_limit_and_only_where_health_is_answered_while_
 def test_a_server_that_comes_late_is_waited_for(double):
     double.health_status = 503
     threading.Timer(0.6, lambda: setattr(double, "health_status", 200)).start()
-    connect_all([RolloutServer(double.url, ClientSettings(timeout_s=5))])
+    RolloutServer(double.url, ClientSettings(timeout_s=5)).connect()
 
 
 def test_a_server_that_applies_the_chat_template_itself_gets_no_truncated_prompts(double):

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from conformance.doubles.native_double import NativeDouble, serving
 from conformance.doubles.prefetching import GREEDY, requests_of, until
 from conformance.doubles.prompts import TEMPLATE
-from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
+from rollmatch.dialects.calls import run_all
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
@@ -83,7 +84,7 @@ def make_run(tmp_path):
         front = serving(*doubles)
         servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in front.__enter__()]
         opened.append(lambda: front.__exit__(None, None, None))
-        connect_all(servers)
+        run_all(server.connect for server in servers)
         path = tmp_path / f"{len(opened)}.jsonl"
         backend = VllmServerBackend(servers, TEMPLATE, Ranks(), sender=None, journal=Journal(path))
         backend.push([], version=1)

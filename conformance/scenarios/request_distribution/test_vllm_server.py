@@ -10,8 +10,9 @@ import torch
 from conformance.doubles.native_double import NativeDouble, Refused, serving
 from conformance.doubles.prompts import GREEDY, TEMPLATE, requests_of
 from conformance.doubles.refusals import refused
+from rollmatch.dialects.calls import run_all
 from rollmatch.dialects.http import ServerRefused
-from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import SyncError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.servers import VllmServerBackend
@@ -69,7 +70,7 @@ def make_backend(doubles):
         front = serving(*doubles)
         fronts.append(front)
         servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in front.__enter__()]
-        connect_all(servers)
+        run_all(server.connect for server in servers)
         sender = Sender(doubles, broken) if rank == 0 else None
         backend = VllmServerBackend(servers, TEMPLATE, Ranks(rank=rank, learner_world_size=2), sender=sender)
         if synced:

@@ -221,7 +221,7 @@ def test_a_pause_ends_when_a_server_that_was_gone_is_well_again(attach, monkeypa
 
 def test_a_server_that_has_died_is_asked_nothing_when_nothing_is_repeated(attached):
     _, backend, source = attached
-    backend.call_rules = CallRules()
+    backend.calls.rules = CallRules()
     dying(backend)
     backend.servers[0].instance = lambda: pytest.fail("asked")
     with pytest.raises(ServerDied):

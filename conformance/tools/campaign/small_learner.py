@@ -95,7 +95,7 @@ class SmallLearner:
         stack.callback(backend.close)
         backend.remake_sender = lambda indices: sender_of([servers[index] for index in indices])
         backend.members.min_servers = self.shape.min_servers
-        backend.call_rules = CallRules(retry_budget_s=BUDGET_S, num_ids=200)
+        backend.calls.rules = CallRules(retry_budget_s=BUDGET_S, num_ids=200)
         fence = Fence(backend, self.ranks, self.journal)
         parts = {"template": PROMPTS, "decoding": GREEDY, "eval_decoding": GREEDY, "run_seed": 1}
         source = RolloutSource(fence=fence, journal=self.journal, ranks=self.ranks, **parts)

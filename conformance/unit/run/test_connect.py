@@ -15,7 +15,8 @@ from conformance.doubles.learner_side import TEMPLATE
 from conformance.doubles.native_double import NativeDouble, serving
 from conformance.doubles.refusals import refused
 from rollmatch.config.training import TunerConfig
-from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
+from rollmatch.dialects.calls import run_all
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.swift.sender import ADAPTER_ROUTE
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
@@ -61,7 +62,7 @@ def test_all_servers_are_needed_unless_fewer_are_named(urls, changed, least):
     settings = (f"{VLLM}.server.retry_budget_s=9", f"{VLLM}.sync.stage=true", "overlong=truncate_left")
     backend = connected_with(urls, *changed, *settings)
     assert (backend.members.min_servers, backend.members.roster) == (least, None)
-    assert (backend.call_rules.retry_budget_s, backend.call_rules.num_ids) == (9.0, None)
+    assert (backend.calls.rules.retry_budget_s, backend.calls.rules.num_ids) == (9.0, None)
     assert places_of(backend.sender) == (urls, 7, True)
     assert places_of(backend.remake_sender([1])) == (urls[1:], 8, True)
 
@@ -118,7 +119,7 @@ def test_adapters_are_tried_out_where_every_server_takes_them(places):
     with ExitStack() as stack:
         urls = [stack.enter_context(swift_server(**kinds[place])) for place in places]
         servers = [RolloutServer(url, ClientSettings(timeout_s=5)) for url in urls]
-        connect_all(servers)
+        run_all(server.connect for server in servers)
         backend = VllmServerBackend(servers, TEMPLATE, Ranks(), sender=None)
         with refused("adapter-not-applied", "tuner.target_regex") if places == (0, 0) else nullcontext():
             connect.try_out_adapters(backend, policy)

@@ -1,7 +1,7 @@
 """Anything that runs in a thread while the caller does something else."""
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, TypeVar, cast
 
@@ -48,3 +48,8 @@ class BackgroundCall(Generic[Result]):
             outcome = (None, error)
         finally:  # whatever it was: the caller must not wait for ever
             self._arrivals.put(outcome)
+
+
+def run_all(calls: Iterable[Callable[[], Result]]) -> list[Result]:
+    """Results of calls that run at the same time. Errors: that of the first call, in their order, that has one."""
+    return [running.result() for running in [BackgroundCall(call) for call in calls]]

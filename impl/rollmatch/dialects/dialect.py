@@ -1,8 +1,8 @@
 """Which language a rollout server speaks, by the routes it offers."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Protocol
 
 from rollmatch.dialects.http import CallTimeout, HttpReply, HttpServer, ReplyMalformed, ServerRefused
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
@@ -12,7 +12,7 @@ Post = Callable[[str, object, str], HttpReply]
 """(route without slash at its end, body, content type) -> reply, over a connection of its own."""
 
 
-class Dialect(Protocol):
+class Dialect(ABC):
     """How prompts are put to a server."""
 
     name: str
@@ -21,6 +21,11 @@ class Dialect(Protocol):
     answers_while_generating: bool
     """Whether the server's health is answered meanwhile."""
 
+    def __init__(self, base_url: str) -> None:
+        """``base_url`` names the server in errors."""
+        self.base_url = base_url
+
+    @abstractmethod
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """One reply per prompt, in order; ``post`` may be called several times."""
 

@@ -12,7 +12,6 @@ from typing import Annotated, TypedDict
 
 import msgspec
 
-from rollmatch.dialects.calls import BackgroundCall
 from rollmatch.dialects.dialect import Dialect, find_routes, name_dialect
 from rollmatch.dialects.http import (
     JSON,
@@ -34,9 +33,8 @@ from rollmatch.dialects.watch import ServerDied, WatchRules, look, watched
 from rollmatch.errors import RolloutError
 from rollmatch.weights.group_address import MAX_WORLD_SIZE
 
-DIALECTS: dict[str, type[NativeDialect | SwiftDialect | TrlDialect | VllmDialect]] = {
-    kind.name: kind for kind in (NativeDialect, SwiftDialect, TrlDialect, VllmDialect)
-}
+_KINDS: tuple[type[Dialect], ...] = (NativeDialect, SwiftDialect, TrlDialect, VllmDialect)
+DIALECTS = {kind.name: kind for kind in _KINDS}
 """In this order: our own server speaks several, and the first one whose signs it shows is used."""
 SIGNS = {name: kind.signs for name, kind in DIALECTS.items()}
 GO_WITHOUT = (
@@ -133,13 +131,14 @@ class RolloutServer:
         about = self.get("/weight_info", dict[str, object], timeout_s=HEALTH_TIMEOUT_S)
         return str(about.get("weight_version", ""))
 
-    def path_of(self, route: str) -> str:
+    def path_of(self, route: str, query: str = "") -> str:
         """A route as this server writes it: with a slash at its end unless its list of routes has none."""
-        return self.routes.get(route, f"{route}/")
+        path = self.routes.get(route, f"{route}/")
+        return f"{path}?{query}" if query else path
 
     def get(self, route: str, kind: type[Read], *, timeout_s: float = CONTROL_TIMEOUT_S, query: str = "") -> Read:
         """The body of a reply, as ``kind``; sent once. Errors: those of ``HttpServer.get``."""
-        path = f"{self.path_of(route)}?{query}" if query else self.path_of(route)
+        path = self.path_of(route, query)
         return read_as(kind, self.http.get(path, timeout_s=timeout_s).body, route=route, base_url=self.base_url)
 
     def control(
@@ -152,7 +151,7 @@ class RolloutServer:
         query: str = "",
     ) -> object:
         """Send once. A control call that failed may have arrived, so it is never repeated automatically."""
-        path = f"{self.path_of(route)}?{query}" if query else self.path_of(route)
+        path = self.path_of(route, query)
         return self.http.post(path, body, timeout_s=timeout_s, content_type=content_type).body
 
     def empty_caches(self) -> None:
@@ -214,13 +213,6 @@ class RolloutServer:
             return self.dialect.exchange(post, prompts, sampling)
 
         return call() if limit else watched(call, self.http, self.path_of("/health"), self.watch, call_id=call_id)
-
-
-def connect_all(servers: Sequence[RolloutServer]) -> None:
-    """Connect to every server, at the same time. Errors: the first server's that has one, in their order."""
-    calls = [BackgroundCall(server.connect) for server in servers]
-    for call in calls:
-        call.result()
 
 
 def spelled(start: int, stop: int) -> str:

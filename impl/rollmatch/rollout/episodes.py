@@ -152,7 +152,7 @@ def play_apart(
                 drive(left)
             while left:
                 ended, left = wait(left, return_when=FIRST_EXCEPTION)
-                for error in filter(None, map(_failure, ended)):
+                for error in filter(None, map(Future.exception, ended)):
                     if not isinstance(error, ENDS_FOR_NOW):
                         raise error
                     lost.append(error)
@@ -160,10 +160,6 @@ def play_apart(
             ends.set()
     if lost:
         raise lost[0]
-
-
-def _failure(one: Future[None]) -> BaseException | None:
-    return one.exception()
 
 
 @contextmanager

@@ -88,13 +88,9 @@ class HfBackend(RolloutBackend):
         logprobs = _logprobs_of(sampled, output.scores) if decoding.logprobs else [None] * len(requests)
         limits = [request.limit(decoding.max_new_tokens) for request in requests]
         rows = [row[:limit] for row, limit in zip(sampled.tolist(), limits, strict=True)]
-        return [self._make_rollout(*four) for four in zip(requests, prompts, rows, logprobs, strict=True)]
-
-    def _make_rollout(
-        self, request: RolloutRequest, prompt: tuple[int, ...], response: list[int], logprobs: list[float] | None
-    ) -> Rollout:
-        stop_ids = self.template.vocabulary.stop_ids
-        return make_rollout(request, prompt, response, logprobs, stop_ids=stop_ids, version=self.policy_version)
+        stop_ids, version = self.template.vocabulary.stop_ids, self.policy_version
+        fours = zip(requests, prompts, rows, logprobs, strict=True)
+        return [make_rollout(*four, stop_ids=stop_ids, version=version) for four in fours]
 
     def _padded_inputs(self, prompts: list[tuple[int, ...]], features: list[ImageFeatures]) -> dict[str, Tensor]:
         device = next(self.model.parameters()).device

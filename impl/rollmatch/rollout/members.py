@@ -3,15 +3,18 @@
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from rollmatch.dialects.calls import BackgroundCall
+from rollmatch.dialects.calls import run_all
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, RolloutServer
 from rollmatch.dialects.watch import look
 from rollmatch.errors import RolloutError
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.work_items import Chunk, cut_chunks, first_server
+
+if TYPE_CHECKING:
+    from rollmatch.rollout.roster import ServerRoster
 
 POLL_S = 0.25
 
@@ -20,16 +23,6 @@ class ServerLost(RolloutError):
     """A server was lost; its share moves to the others."""
 
     code = "server-lost"
-
-
-class Roster(Protocol):
-    """A list of servers that changes during the run."""
-
-    def update(self, *, is_read: bool) -> list[int]:
-        """Let servers join and leave, on all ranks alike; returns the versions that the new ones hold.
-
-        Called by all ranks at once, without calls under way; the list is read where ``is_read`` holds on rank 0.
-        """
 
 
 class ServerMembers:
@@ -42,7 +35,7 @@ class ServerMembers:
         """``ranks``: of the learner that calls them."""
         self.servers, self._ranks = tuple(servers), ranks or Ranks()
         self.min_servers = len(self.servers)
-        self.roster: Roster | None = None
+        self.roster: ServerRoster | None = None
         """The list that is read again; None: servers neither join nor leave."""
         self.instances: dict[int, str] | None = None
         """What each present server called itself at the last sync; None: no sync, or one that failed."""
@@ -127,8 +120,8 @@ class ServerMembers:
 
     def read_instances(self) -> dict[int, str]:
         """What each present server calls itself since its start; empty where a dialect has no such name."""
-        calls = [(index, BackgroundCall(self.servers[index].instance)) for index in self.present]
-        return {index: call.result() for index, call in calls}
+        present = self.present
+        return dict(zip(present, run_all(self.servers[index].instance for index in present)))
 
     def instance_of(self, server_index: int) -> str | None:
         """The same of one server; None where it does not answer."""

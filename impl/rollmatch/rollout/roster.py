@@ -76,7 +76,10 @@ class ServerRoster:
         self._known: frozenset[RosterProblem] = frozenset()
 
     def update(self, *, is_read: bool) -> list[int]:
-        """As ``Roster``."""
+        """Let servers join and leave, on all ranks alike; returns the versions that the new ones hold.
+
+        Called by all ranks at once, without calls under way; the list is read where ``is_read`` holds on rank 0.
+        """
         mine = self._read_list() if is_read and self._ranks.is_primary else None
         shared = self._ranks.gather((mine, self.members.lost))
         listed, lost = shared[0][0], frozenset().union(*(of_rank for _, of_rank in shared))

@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from torch import Tensor
 
 from rollmatch.dialects.prompt import CallLog, Reply, SamplingRules
+from rollmatch.dialects.sender import WeightSender
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError, RolloutError
 from rollmatch.journal import Journal
@@ -17,9 +18,8 @@ from rollmatch.ranks import Ranks
 from rollmatch.records import Rollout, RolloutRequest
 from rollmatch.rollout.backend import Decoding, RolloutBackend, check_answers, make_rollout
 from rollmatch.rollout.members import ServerLost, ServerMembers
-from rollmatch.rollout.retry import CallRules, ServerRestarted, is_transient_in_sync
+from rollmatch.rollout.retry import ServerRestarted, is_transient_in_sync
 from rollmatch.rollout.server_calls import ServerCalls
-from rollmatch.rollout.weight_sender import WeightSender
 from rollmatch.rollout.work_items import Chunk
 from rollmatch.weights.named_weights import Adapter, ListedWeights
 from rollmatch.weights.plan import OutgoingWeights
@@ -62,15 +62,6 @@ class VllmServerBackend(RolloutBackend):
         """All that took part at any time."""
         return self.members.servers
 
-    @property
-    def call_rules(self) -> CallRules:
-        """What a generate call may cost."""
-        return self.calls.rules
-
-    @call_rules.setter
-    def call_rules(self, rules: CallRules) -> None:
-        self.calls.rules = rules
-
     def push(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """Send all weights to all present servers; a rank without sender only helps to assemble sharded weights.
 
@@ -109,7 +100,7 @@ class VllmServerBackend(RolloutBackend):
 
     def may_push_again(self, error: RollmatchError) -> bool:
         """Whether a push that failed with ``error`` may succeed now, after waiting for servers that are gone."""
-        budget_s = self.call_rules.retry_budget_s
+        budget_s = self.calls.rules.retry_budget_s
         if not budget_s or not is_transient_in_sync(error):
             return False
         self.calls.announce_sync(error, budget_s)

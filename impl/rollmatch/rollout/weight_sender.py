@@ -1,38 +1,14 @@
 """The sender of weights that a set of servers understands."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
-
-from torch import Tensor
+from collections.abc import Sequence
 
 from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
+from rollmatch.dialects.sender import WeightSender
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.dialects.trl.sender import TrlSender
 from rollmatch.dialects.vllm.sender import StockSender
 from rollmatch.errors import SyncError
-from rollmatch.weights.named_weights import Adapter
-from rollmatch.weights.plan import Spec
-
-
-class WeightSender(Protocol):
-    """Carries weights to all servers as one version, or fails as a whole. Made by ``make_sender``."""
-
-    @property
-    def instances(self) -> tuple[str, ...] | None:
-        """The start id of each server that took the last sync; None where servers do not report it."""
-
-    def check(self, specs: Sequence[Spec]) -> bool:
-        """Compare names, shapes and types with what the servers hold; False where servers do not list it."""
-
-    def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
-        """All weights, committed as ``version`` by every server."""
-
-    def send_adapter(self, adapter: Adapter, *, version: int) -> None:
-        """The same for an adapter that the servers merge themselves."""
-
-    def close(self) -> None:
-        """Leave the group."""
 
 
 def make_sender(

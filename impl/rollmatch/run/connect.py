@@ -11,9 +11,11 @@ from rollmatch.config import RunConfig
 from rollmatch.config.connection import ServerConfig
 from rollmatch.config.server_rules import read_servers
 from rollmatch.config.servers import ServerAddress, pair_servers, server_section
+from rollmatch.dialects.calls import run_all
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
 from rollmatch.dialects.native.group import Rendezvous, read_identity, resolve
-from rollmatch.dialects.session import ClientSettings, RolloutServer, connect_all
+from rollmatch.dialects.sender import WeightSender
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.dialects.swift.sender import takes_adapters
 from rollmatch.dialects.watch import WatchRules
 from rollmatch.errors import ConfigError
@@ -29,7 +31,7 @@ from rollmatch.rollout.members import ServerMembers
 from rollmatch.rollout.retry import CallRules
 from rollmatch.rollout.server_calls import CHAT_DIALECTS
 from rollmatch.rollout.servers import VllmServerBackend
-from rollmatch.rollout.weight_sender import WeightSender, make_sender
+from rollmatch.rollout.weight_sender import make_sender
 from rollmatch.run.joining import Admission, check_dialects, make_roster
 from rollmatch.server.settings import KEY_VARIABLE
 from rollmatch.weights.named_weights import named_weights
@@ -55,7 +57,7 @@ def connect_servers(
     addresses = ranks.gather(read_servers(section))[0] if section.servers_file else pair_servers(section)
     settings = _client_settings(section)
     servers = [RolloutServer(address.base_url, settings) for address in addresses]
-    connect_all(servers)
+    run_all(server.connect for server in servers)
     _check_dialects_of(config, servers)
     places = dict(zip(servers, addresses))
 
@@ -73,7 +75,7 @@ def connect_servers(
     backend.remake_sender = lambda indices: sender_to([backend.servers[index] for index in indices])
     backend.calls.keep = keeps_responses(config)
     backend.members.min_servers = section.min_servers or len(servers)
-    backend.call_rules = CallRules(retry_budget_s=section.retry_budget_s, num_ids=_num_ids(model))
+    backend.calls.rules = CallRules(retry_budget_s=section.retry_budget_s, num_ids=_num_ids(model))
     if section.servers_file is not None:
         admission = Admission(
             config=config, settings=settings, members=backend.members, places=places, sender_to=sender_to, specs=specs

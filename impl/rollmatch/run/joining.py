@@ -9,13 +9,13 @@ from rollmatch.config.server_rules import read_servers
 from rollmatch.config.servers import ServerAddress, server_section
 from rollmatch.config.servers_file import SERVERS_FILE
 from rollmatch.dialects.native.group import read_identity, resolve
+from rollmatch.dialects.sender import WeightSender
 from rollmatch.dialects.session import HEALTH_TIMEOUT_S, ClientSettings, RolloutServer
 from rollmatch.errors import ConfigError, SyncError
 from rollmatch.journal import Journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.members import ServerMembers
 from rollmatch.rollout.roster import RosterRules, ServerRoster
-from rollmatch.rollout.weight_sender import WeightSender
 from rollmatch.run.server_checks import check_server, check_servers_reachable, learner_gpus
 from rollmatch.weights.plan import Spec
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollmatch.data.ids import pack_ids, unpack_ids
-from rollmatch.dialects.dialect import Post
+from rollmatch.dialects.dialect import Dialect, Post
 from rollmatch.dialects.http import MSGPACK, HttpReply, ReplyMalformed
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
 from rollmatch.dialects.reply import entries_of, field_of, filled, logprobs_of, reason_of
@@ -15,15 +15,12 @@ BANNED = -100.0
 """Logit bias of a token that may not be sampled."""
 
 
-class NativeDialect:
+class NativeDialect(Dialect):
     """Our own server's."""
 
     name = "native"
     signs = frozenset({"/native/infer", "/native/sync", "/native/communicator"})
     answers_while_generating = True
-
-    def __init__(self, base_url: str) -> None:
-        self.base_url = base_url
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """One call for all. Errors: ``ReplyMalformed``, ``reply-count-mismatch``."""

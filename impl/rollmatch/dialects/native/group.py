@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Annotated, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 import torch
@@ -54,6 +54,11 @@ class Rendezvous:
     def join_call_timeout_s(self) -> float:
         """Of a server's call to join: longer, so that what the server says of it arrives."""
         return self.join_timeout_s + GRACE_S
+
+    def address(self, *, rank: int, world_size: int, secret: str = "") -> GroupAddress:
+        """The place of this rank in a group that meets here."""
+        limits: dict[str, Any] = {"timeout_s": self.timeout_s, "join_timeout_s": self.join_timeout_s}
+        return GroupAddress(host=self.host, port=self.port, rank=rank, world_size=world_size, secret=secret, **limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,16 +205,7 @@ class LearnerGroup:
         return source
 
     def _address(self) -> GroupAddress:
-        rendezvous = self.rendezvous
-        return GroupAddress(
-            host=rendezvous.host,
-            port=rendezvous.port,
-            rank=self.rank,
-            world_size=self.rank + 1,
-            secret=self._secret,
-            timeout_s=rendezvous.timeout_s,
-            join_timeout_s=rendezvous.join_timeout_s,
-        )
+        return self.rendezvous.address(rank=self.rank, world_size=self.rank + 1, secret=self._secret)
 
     def _ask_to_join(self, server: RolloutServer, offset: int) -> object:
         """``offset``: rank of the server's first worker."""

@@ -27,6 +27,7 @@ from rollmatch.dialects.native.group import (
     read_identity,
 )
 from rollmatch.dialects.reply import Version, read_as
+from rollmatch.dialects.sender import WeightSender
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import DigestMismatch, check_digests
@@ -63,7 +64,7 @@ class _Known(NamedTuple):
     sync_id: str
 
 
-class NativeSender:
+class NativeSender(WeightSender):
     """Rank 0's way to its servers; opens the group when it first sends."""
 
     def __init__(  # noqa: PLR0913  # what a sync may be like

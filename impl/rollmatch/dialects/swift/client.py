@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollmatch.data.content import IMAGE_TAG
-from rollmatch.dialects.dialect import Post
+from rollmatch.dialects.dialect import Dialect, Post
 from rollmatch.dialects.http import JSON
 from rollmatch.dialects.prompt import UNSHAPED, Prompt, Reply, SamplingRules
 from rollmatch.dialects.reply import chat_reply_of, entries_of, field_of
@@ -18,15 +18,12 @@ ROUTE = "/infer"
 VERSION_HEADER = "x-policy-version"
 
 
-class SwiftDialect:
+class SwiftDialect(Dialect):
     """Messages in, ids out (``return_details``)."""
 
     name = "swift"
     signs = frozenset({"/infer", "/init_communicator", "/update_flattened_params"})
     answers_while_generating = False
-
-    def __init__(self, base_url: str) -> None:
-        self.base_url = base_url
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """One call for all. Errors: ``ReplyMalformed``, ``reply-count-mismatch``."""

@@ -6,7 +6,7 @@ once with a number of completions: two copies of it would be answered alike.
 
 from collections.abc import Sequence
 
-from rollmatch.dialects.dialect import Post
+from rollmatch.dialects.dialect import Dialect, Post
 from rollmatch.dialects.http import JSON, ReplyMalformed
 from rollmatch.dialects.prompt import UNSHAPED, Prompt, Reply, SamplingRules
 from rollmatch.dialects.reply import entries_of, field_of, filled, ids_of, logprobs_of
@@ -15,15 +15,12 @@ from rollmatch.dialects.swift.client import text_of, version_of
 ROUTE = "/generate"
 
 
-class TrlDialect:
+class TrlDialect(Dialect):
     """Ids in, ids out; the reason a response ended is read from its last token."""
 
     name = "trl"
     signs = frozenset({"/generate", "/init_communicator", "/update_named_param"})
     answers_while_generating = False
-
-    def __init__(self, base_url: str) -> None:
-        self.base_url = base_url
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """One call for all prompts that occur equally often. Errors: ``ReplyMalformed``, ``reply-count-mismatch``."""

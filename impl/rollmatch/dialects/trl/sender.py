@@ -5,20 +5,20 @@ loading fails. An adapter alone goes to servers of the swift dialect that were s
 shows before training that they apply it. Every chunk is sent once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rollmatch.dialects.calls import BackgroundCall, Result
+from rollmatch.dialects.calls import BackgroundCall, run_all
 from rollmatch.dialects.native.group import Rendezvous
+from rollmatch.dialects.sender import WeightSender
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.dialects.swift.sender import ADAPTER_ROUTE, named_parts, peft_config, takes_adapters, without_effect
 from rollmatch.errors import RollmatchError, SyncError
 from rollmatch.weights.digest import Buffer, bytes_of
-from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.nccl import device_of
 from rollmatch.weights.plan import Spec, outgoing, spec_of
@@ -32,7 +32,7 @@ _NO_DEVICE = "none"
 _CPU = torch.device("cpu")
 
 
-class TrlSender:
+class TrlSender(WeightSender):
     """Rank 0's way to its servers; each has a group of its own at its own host and port."""
 
     def __init__(self, servers: Sequence[RolloutServer], rendezvous: Sequence[Rendezvous]) -> None:
@@ -40,15 +40,6 @@ class TrlSender:
         self._groups: tuple[StatelessGroup, ...] = ()
         self._blank: Adapter | None = None
         """Where an adapter was sent, which a server keeps until it is started again: one that undoes it."""
-
-    @property
-    def instances(self) -> None:
-        """None: no sync of this dialect names them."""
-        return None
-
-    def check(self, specs: Sequence[Spec]) -> bool:
-        """False: these servers do not list what they hold."""
-        return False
 
     def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, to all servers at the same time; the servers count versions themselves, if they do."""
@@ -59,8 +50,8 @@ class TrlSender:
             for bucket in transfer.plan.buckets:
                 specs = transfer.plan.specs[bucket.start : bucket.stop]
                 tensors = transfer.tensors[bucket.start : bucket.stop]
-                _all(partial(_send_bucket, receiver, specs, tensors) for receiver in receivers)
-            _all(partial(_finish, server) for server in self.servers)
+                run_all(partial(_send_bucket, receiver, specs, tensors) for receiver in receivers)
+            run_all(partial(_finish, server) for server in self.servers)
         except RollmatchError:
             self.close()
             raise
@@ -77,7 +68,7 @@ class TrlSender:
         receivers = self._receivers([tensor for _, tensor in named])
         self._blank = without_effect(adapter)
         try:
-            _all(partial(_send_adapter, receiver, body, parts) for receiver in receivers)
+            run_all(partial(_send_adapter, receiver, body, parts) for receiver in receivers)
         except RollmatchError:
             self.close()
             raise
@@ -110,7 +101,7 @@ class TrlSender:
         if not self._groups:
             device = device_of(("", tensor) for tensor in tensors)
             places = zip(self.servers, self.rendezvous)
-            self._groups = tuple(_all(partial(join, *place, device) for place in places))
+            self._groups = tuple(run_all(partial(join, *place, device) for place in places))
         if self._groups[0].device.type == "cuda":
             torch.cuda.synchronize(self._groups[0].device)  # what computes the weights may run on another stream
         pairs = zip(self.servers, self._groups)
@@ -140,15 +131,7 @@ def join(server: RolloutServer, rendezvous: Rendezvous, device: torch.device = _
         "client_device_uuid": uuid_of(device),
     }
     server.control("/init_communicator", body, timeout_s=rendezvous.join_timeout_s)
-    address = GroupAddress(
-        host=rendezvous.host,
-        port=rendezvous.port,
-        rank=world_size - 1,
-        world_size=world_size,
-        timeout_s=rendezvous.timeout_s,
-        join_timeout_s=rendezvous.join_timeout_s,
-    )
-    return StatelessGroup(address, device=device)
+    return StatelessGroup(rendezvous.address(rank=world_size - 1, world_size=world_size), device=device)
 
 
 def uuid_of(device: torch.device) -> str:
@@ -165,11 +148,6 @@ def send_named(server: RolloutServer, group: StatelessGroup, spec: Spec, tensor:
     body = {"name": spec.name, "dtype": f"torch.{spec.dtype}", "shape": list(spec.shape)}
     server.control("/update_named_param", body)
     group.broadcast(tensor.detach().to(group.device).contiguous())
-
-
-def _all(calls: Iterable[Callable[[], Result]]) -> list[Result]:
-    """Results of calls that run at the same time."""
-    return [pending.result() for pending in [BackgroundCall(call) for call in calls]]
 
 
 class _Receiver(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rollmatch.dialects.dialect import Post
+from rollmatch.dialects.dialect import Dialect, Post
 from rollmatch.dialects.http import JSON
 from rollmatch.dialects.native.client import BANNED
 from rollmatch.dialects.prompt import UNSHAPED, Prompt, Reply, SamplingRules
@@ -19,15 +19,12 @@ MAX_CALLS = 64
 """At the same time; the server batches them."""
 
 
-class VllmDialect:
+class VllmDialect(Dialect):
     """OpenAI's chat with vLLM's token ids."""
 
     name = "vllm"
     signs = frozenset({"/v1/chat/completions", "/init_weight_transfer_engine", "/update_weights"})
     answers_while_generating = True
-
-    def __init__(self, base_url: str) -> None:
-        self.base_url = base_url
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """A call each. Errors: ``ReplyMalformed``."""

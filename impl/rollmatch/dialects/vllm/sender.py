@@ -7,8 +7,9 @@ ones, so it is paused from the first call to the last, and resumed whatever beco
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 from packaging.version import VERSION_PATTERN
@@ -17,6 +18,7 @@ from torch import Tensor
 from rollmatch.dialects.calls import BackgroundCall, Result
 from rollmatch.dialects.http import RunningCall
 from rollmatch.dialects.native.group import GRACE_S, Rendezvous, wait_until_free
+from rollmatch.dialects.sender import WeightSender
 from rollmatch.dialects.session import RolloutServer
 from rollmatch.dialects.vllm.transports import RANK, GlooTransport, NcclTransport, StockTransport
 from rollmatch.errors import RollmatchError, SyncError
@@ -24,7 +26,7 @@ from rollmatch.weights.gloo import BUCKET_BYTES
 from rollmatch.weights.group_address import GroupAddress, not_joined, own_address
 from rollmatch.weights.named_weights import Adapter
 from rollmatch.weights.nccl import device_of
-from rollmatch.weights.plan import Plan, Spec, WeightTransfer, outgoing
+from rollmatch.weights.plan import Plan, WeightTransfer, outgoing
 
 SECRET_BYTES = 32
 PAUSE, RESUME, CLOSE = "/pause", "/resume", "/shutdown_weight_transfer_engine"
@@ -46,14 +48,14 @@ class _Info(TypedDict):
     vllm_config: _Config
 
 
-class StockSender:
+class StockSender(WeightSender):
     """Rank 0's way to stock servers."""
 
     def __init__(self, servers: Sequence[RolloutServer], rendezvous: Rendezvous) -> None:
         """Errors: ``weights-not-taken``, where a server says that it has another engine."""
         self.servers, self.rendezvous = tuple(servers), rendezvous
         device = device_of(())
-        self._transport: StockTransport = (
+        self._transport: StockTransport[Any] = (
             NcclTransport(device, servers[0].get("/version", _Version)["version"])
             if device.type == "cuda"
             else GlooTransport()
@@ -62,15 +64,6 @@ class StockSender:
             _check_engine(server, self._transport.backend)
         self._is_open = False
         self._versions: tuple[str, ...] = ()
-
-    @property
-    def instances(self) -> None:
-        """None: no sync of this dialect names them."""
-        return None
-
-    def check(self, specs: Sequence[Spec]) -> bool:
-        """False: these servers do not list what they hold."""
-        return False
 
     def send(self, weights: Iterable[tuple[str, Tensor]], *, version: int) -> None:
         """All weights, to all servers at the same time. Errors: ``TransferFailed``, and the servers' own."""
@@ -113,15 +106,8 @@ class StockSender:
         self.close()
         wait_until_free(self.rendezvous.host, self.rendezvous.port, within_s=GRACE_S)
         sizes = [server.world_size() for server in self.servers]
-        address = GroupAddress(
-            host=own_address(self.rendezvous.host, self.rendezvous.port),
-            port=self.rendezvous.port,
-            rank=RANK,
-            world_size=1 + sum(sizes),
-            secret=secrets.token_hex(SECRET_BYTES),
-            timeout_s=self.rendezvous.timeout_s,
-            join_timeout_s=self.rendezvous.join_timeout_s,
-        )
+        here = replace(self.rendezvous, host=own_address(self.rendezvous.host, self.rendezvous.port))
+        address = here.address(rank=RANK, world_size=1 + sum(sizes), secret=secrets.token_hex(SECRET_BYTES))
         joining = BackgroundCall(partial(self._transport.open, address))
         limit_s = self.rendezvous.join_call_timeout_s
         bodies = [

@@ -4,7 +4,8 @@ The learner is rank 0 and the source of one group with all workers of all server
 ``distributed/weight_transfer/nccl_engine.py``, ``packed_tensor.py``.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
 import torch
 from packaging.version import Version
@@ -21,35 +22,49 @@ _PACKED_AT_INIT = Version("0.28")
 """First version that reads ``PACKED`` when a group is opened; older ones read it with each update."""
 
 
-class StockTransport(Protocol):
+_Group = TypeVar("_Group", GlooGroup, StatelessGroup)
+
+
+class StockTransport(ABC, Generic[_Group]):
     """One group, and what its calls say beside the tensors' names."""
 
     backend: str
     """Of ``vllm serve --weight-transfer-config``."""
+    _group: _Group | None = None
 
+    @abstractmethod
     def init_info(self, address: GroupAddress, rank_offset: int) -> dict[str, object]:
         """What a server's workers need to join."""
 
+    @abstractmethod
     def update_info(self, plan: Plan) -> dict[str, object]:
         """What an update says beside names, dtypes and shapes."""
 
+    @abstractmethod
     def open(self, address: GroupAddress) -> None:
         """Join, once the servers have been called. Errors: ``CommunicatorTimeout``."""
 
+    @abstractmethod
     def send(self, transfer: WeightTransfer) -> None:
         """All tensors, in the plan's order. Errors: ``TransferFailed``."""
 
     def close(self) -> None:
         """Leave; what is in flight is aborted."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+
+    def _open_group(self) -> _Group:
+        """Errors: ``TransferFailed``, where none is open."""
+        if self._group is None:
+            raise TransferFailed("the group is closed", remedy="Sync again.")
+        return self._group
 
 
-class GlooTransport:
+class GlooTransport(StockTransport[GlooGroup]):
     """For servers that were started on a CPU with our plug-in."""
 
     backend = "rollmatch_gloo"
-
-    def __init__(self) -> None:
-        self._group: GlooGroup | None = None
 
     def init_info(self, address: GroupAddress, rank_offset: int) -> dict[str, object]:
         """The plug-in's fields."""
@@ -66,18 +81,10 @@ class GlooTransport:
 
     def send(self, transfer: WeightTransfer) -> None:
         """Buckets, then their digests. Errors: ``TransferFailed``."""
-        if self._group is None:
-            raise _closed()
-        self._group.send(transfer)
-
-    def close(self) -> None:
-        """Leave."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
+        self._open_group().send(transfer)
 
 
-class NcclTransport:
+class NcclTransport(StockTransport[StatelessGroup]):
     """For servers with GPUs: tensors packed by vLLM's own producer."""
 
     backend = "nccl"
@@ -85,7 +92,6 @@ class NcclTransport:
     def __init__(self, device: torch.device, vllm_version: str) -> None:
         """``device``: this process's GPU, with its index."""
         self.device, self._at_init = device, Version(vllm_version) >= _PACKED_AT_INIT
-        self._group: StatelessGroup | None = None
 
     def init_info(self, address: GroupAddress, rank_offset: int) -> dict[str, object]:
         """vLLM's fields; an unknown one is a server error there."""
@@ -102,18 +108,9 @@ class NcclTransport:
 
     def send(self, transfer: WeightTransfer) -> None:
         """Buffers of 1 GiB, two in flight. Errors: ``TransferFailed``."""
-        if self._group is None:
-            raise _closed()
         named = zip((spec.name for spec in transfer.plan.specs), transfer.tensors, strict=True)
-        self._group.send_packed(
-            named, buffer_bytes=PACKED["packed_buffer_size_bytes"], num_buffers=PACKED["packed_num_buffers"]
-        )
-
-    def close(self) -> None:
-        """Leave, and abort what is in flight."""
-        group, self._group = self._group, None
-        if group is not None:
-            group.close()
+        sizes = {"buffer_bytes": PACKED["packed_buffer_size_bytes"], "num_buffers": PACKED["packed_num_buffers"]}
+        self._open_group().send_packed(named, **sizes)
 
 
 def _meeting(address: GroupAddress, rank_offset: int) -> dict[str, object]:
@@ -123,7 +120,3 @@ def _meeting(address: GroupAddress, rank_offset: int) -> dict[str, object]:
         "rank_offset": rank_offset,
         "world_size": address.world_size,
     }
-
-
-def _closed() -> TransferFailed:
-    return TransferFailed("the group is closed", remedy="Sync again.")
