@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from rollmatch.config.limits import LimitsConfig
-from rollmatch.config.section import Count, Positive, PositiveShare, Section, Text, Weight, as_tuple
+from rollmatch.config.section import Count, Listed, Positive, PositiveShare, Section, Text, Weight
 
 LAST_PORT = 65535
 
@@ -71,6 +71,11 @@ GroupPorts = Annotated[
     AfterValidator(_check_ports),
 ]
 """One port to count on from, or one for each server."""
+BaseUrls = Annotated[
+    str | tuple[str, ...],
+    BeforeValidator(_one_or_several(str, "a URL or a list of URLs"), json_schema_input_type=str | list[str]),
+    AfterValidator(_check_urls),
+]
 
 
 def base_url_of(host: str, port: int) -> str:
@@ -121,11 +126,7 @@ class ServerConfig(Section):
     servers_file: Text | None = None
     """YAML or JSON file with such a list, read again before each sync: servers join and leave the running job. Relative
     paths start at the working directory."""
-    base_url: Annotated[
-        str | tuple[str, ...] | None,
-        BeforeValidator(_one_or_several(str, "a URL or a list of URLs"), json_schema_input_type=str | list[str] | None),
-        AfterValidator(_check_urls),
-    ] = None
+    base_url: BaseUrls | None = None
     """URL prefix of the server, or a list of URLs."""
     group_port: GroupPorts | None = None
     """Port of the weight-sync group: first port (the next servers count up) or one per server. Unit: port."""
@@ -198,22 +199,12 @@ class RlhfConfig(Section):
     """Host names or addresses, one server per host."""
     vllm_server_port: Annotated[tuple[Port, ...], _listed(Port)] | None = None
     """HTTP port of each host. Unit: port."""
-    vllm_server_base_url: (
-        Annotated[
-            str | tuple[str, ...],
-            BeforeValidator(_one_or_several(str, "a URL or a list of URLs"), json_schema_input_type=str | list[str]),
-            AfterValidator(_check_urls),
-        ]
-        | None
-    ) = None
+    vllm_server_base_url: BaseUrls | None = None
     """URL prefix of the server, or a list of URLs, in place of hosts and ports."""
     vllm_server_timeout: Positive = 240.0
     """Time to wait for the servers to become healthy, and for the weight-sync group to open. Unit: seconds."""
     vllm_server_group_port: GroupPorts = FIRST_GROUP_PORT
     """Port of the weight-sync group: first port (the next servers count up) or one per server. Unit: port."""
-
-
-Texts = Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])]
 
 
 class RolloutServerConfig(Section):
@@ -241,20 +232,20 @@ class RolloutServerConfig(Section):
     rollout_matching.vllm.disable_custom_all_reduce."""
     vllm_engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further vLLM engine arguments, by vLLM's names."""
-    served_model_names: Texts = ()
+    served_model_names: Listed[Text] = ()
     """Names of the model on the OpenAI routes, beside model.model and its directory."""
     tool_call_parser: Text | None = None
     """vLLM's parser of tool calls on the OpenAI routes (hermes, llama3_json, ...); null: none are parsed."""
     reasoning_parser: Text | None = None
     """vLLM's parser (qwen3, deepseek_r1, ...) that separates reasoning from answers on the OpenAI routes."""
-    image_roots: Texts = ()
+    image_roots: Listed[Text] = ()
     """Directories from which requests may name image files by path. Empty: requests must contain the image."""
-    allowed_media_domains: Texts = ()
+    allowed_media_domains: Listed[Text] = ()
     """Hosts (vLLM's --allowed-media-domains) from which the server fetches images by http and https URL, without
     redirects. Empty: none is fetched, and a URL is refused."""
     allow_no_key: bool = False
     """Listen on an address other than loopback without a bearer key (environment variable ROLLMATCH_API_KEY)."""
-    allowed_hosts: Texts = ()
+    allowed_hosts: Listed[Text] = ()
     """Further host names by which a server without a key may be called; addresses and loopback names always may."""
     limits: LimitsConfig = LimitsConfig()
     """What one call and one connection may cost."""

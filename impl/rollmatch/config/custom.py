@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rollmatch.config.connection import BaseUrl, RolloutServerConfig
@@ -11,6 +11,7 @@ from rollmatch.config.rollout_matching import TEXT, RolloutMatchingConfig
 from rollmatch.config.section import (
     Count,
     Index,
+    Listed,
     Positive,
     PositiveShare,
     Section,
@@ -18,7 +19,6 @@ from rollmatch.config.section import (
     ShareBelowOne,
     Text,
     Weight,
-    as_tuple,
 )
 
 
@@ -29,7 +29,7 @@ class EnvironmentConfig(Section):
     """The environment, as module:Class; null is none: a response is one turn."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
-    tools: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
+    tools: Listed[Text] = ()
     """In place of name, tools that turns call: Python functions, as module:function, and MCP servers, by URL. A turn
     without a call ends the episode; the functions of grpo.rewards judge it."""
     show_tools: Literal["template", "text"] = "template"
@@ -116,9 +116,7 @@ class GrpoConfig(Section):
     num_generations: Count = 8
     """Group size: completions per prompt, whose rewards are compared. 1 needs distill without rewards.
     Unit: completions."""
-    rewards: Annotated[
-        tuple[RewardConfig, ...], BeforeValidator(as_tuple, json_schema_input_type=list[RewardConfig])
-    ] = ()
+    rewards: Listed[RewardConfig] = ()
     """Reward functions, summed by weight. All variants but distill need at least one, or an environment."""
     steps_per_generation: Count = 1
     """Optimizer steps served by one generation phase. Unit: optimizer steps."""
@@ -214,9 +212,7 @@ class DistillConfig(Section):
     """Teachers of trainer_variant: distill. Completions, rewards and policy gradient are configured in
     custom.extra.grpo."""
 
-    teachers: Annotated[
-        tuple[TeacherConfig, ...], BeforeValidator(as_tuple, json_schema_input_type=list[TeacherConfig])
-    ] = ()
+    teachers: Listed[TeacherConfig] = ()
     """Who says how likely each token of a completion should have been. distill needs at least one."""
     loss: Literal["sampled", "divergence"] = "sampled"
     """sampled: the log-probability by the teacher minus that by the policy is the advantage of each token in the policy

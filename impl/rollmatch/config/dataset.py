@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from rollmatch.config.section import Count, Section, Text, as_tuple
+from rollmatch.config.section import Count, Listed, Section, Text
 
 FILE_FORMATS = ("parquet", "arrow", "json", "csv")
 """Sources whose ``train`` and ``val`` are files."""
@@ -70,7 +70,7 @@ class ColumnsConfig(Section):
     """Answer to prompt, a text or a chat of one message (answer_format text)."""
     messages: Text | None = None
     """Own chat of each sample (variants with rewards, answer_format text), a list of {role, content}."""
-    metadata: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
+    metadata: Listed[Text] = ()
     """Columns that reward functions get in sample.metadata."""
 
     @property

@@ -39,7 +39,7 @@ def in_full(tree: Tree, *, origin: str) -> Tree:
         raise ErrorList(errors)
     full: Tree = {}
     for short in [key for key in tree if key in SHORT]:
-        full = merge(full, _nested(SHORT[short].split("."), tree[short]))
+        full = merge(full, nest(SHORT[short].split("."), tree[short]))
     return merge(full, rest)
 
 
@@ -61,8 +61,12 @@ def value_at(tree: Tree, key: str) -> object:
     return given
 
 
-def _nested(names: Iterable[str], value: object) -> Tree:
-    """One value below the names, outermost first."""
+def nest(names: Iterable[str], value: object) -> Tree:
+    """One value below the names, outermost first.
+
+    >>> nest(("a", "b"), 1)
+    {'a': {'b': 1}}
+    """
     *above, own = names
     tree: Tree = {own: value}
     for name in reversed(above):
@@ -229,7 +233,7 @@ def _parse(override: str) -> Tree:
     except ErrorList as several:
         problem = f"the value {text[:60]!r} is not YAML: {several.errors[0].problem}"
         raise OverrideMalformed(problem, key=key, remedy="Quote the value.") from several
-    return in_full(_nested(names, value), origin="--set")
+    return in_full(nest(names, value), origin="--set")
 
 
 def nested(keys: Mapping[str, object]) -> Tree:
@@ -249,5 +253,5 @@ def _undotted(keys: Mapping[str, object]) -> Tree:
         if not isinstance(key, str):
             raise ConfigError(f"the key {key!r} is not a text", code="key-not-text", key="config", remedy="Quote it.")
         value = str(value) if isinstance(value, Path) else value
-        tree = merge(tree, _nested(key.split("."), _undotted(value) if isinstance(value, Mapping) else value))
+        tree = merge(tree, nest(key.split("."), _undotted(value) if isinstance(value, Mapping) else value))
     return tree

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rollmatch.config.findings import find_removed, nearest, translate
-from rollmatch.config.layers import holds, merge, parse_overrides, read_tree, value_at
+from rollmatch.config.layers import holds, merge, nest, parse_overrides, read_tree, value_at
 from rollmatch.config.rules import check_rules
 from rollmatch.config.schema import RunConfig, fields, section_of
 from rollmatch.config.yaml_dialect import Tree
@@ -85,12 +85,9 @@ def _with_sections(tree: Tree) -> Tree:
     """
     for key, field in fields().items():
         if section_of(field) is not None:
-            *above, name = key.split(".")
-            empty: Tree = {name: {}}
-            for parent in reversed(above):
-                empty = {parent: empty}
+            empty = nest(key.split("."), {})
             tree = merge(empty, tree)
-            is_null = holds(tree, (*above, name)) and value_at(tree, key) is None
+            is_null = holds(tree, key.split(".")) and value_at(tree, key) is None
             tree = merge(tree, empty) if is_null else tree
     return tree
 
@@ -99,12 +96,7 @@ def _is_there(tree: Tree, found: ErrorDetails) -> bool:
     """Whether no earlier finding of the round has taken the key out; a list and its items may both be wrong."""
     names = [str(part) for part in found["loc"]]
     known = [count for count in range(1, len(names) + 1) if ".".join(names[:count]) in fields()]
-    here: object = tree
-    for name in names[: max(known, default=0)] if found["type"] != "missing" else ():
-        if not isinstance(here, dict) or name not in here:
-            return False
-        here = here[name]
-    return True
+    return found["type"] == "missing" or holds(tree, names[: max(known, default=0)])
 
 
 def _mended(tree: Tree, found: ErrorDetails) -> Tree:
@@ -112,10 +104,7 @@ def _mended(tree: Tree, found: ErrorDetails) -> Tree:
     field = fields().get(".".join(names)) if all("." not in name for name in names) else None
     if found["type"] != "missing" or field is None:  # an item of a list has no stand-in: the list goes
         return _without(tree, names)
-    stand_in: Tree = {names[-1]: (field.examples or [None])[0]}
-    for name in reversed(names[:-1]):
-        stand_in = {name: stand_in}
-    return merge(tree, stand_in)
+    return merge(tree, nest(names, (field.examples or [None])[0]))
 
 
 def _without(tree: Tree, names: Sequence[str]) -> Tree:

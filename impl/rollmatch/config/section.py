@@ -1,9 +1,11 @@
 """What all sections of the tree share: frozen, strict, no unknown keys; and the kinds of numbers in it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 from pydantic_core import PydanticCustomError
+
+_Item = TypeVar("_Item")
 
 
 class Section(BaseModel):
@@ -37,6 +39,12 @@ def _minus_one_or_positive(value: int) -> int:
     raise PydanticCustomError("out_of_range", "Input should be -1 or at least 1")
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Listed = Annotated[tuple[_Item, ...], BeforeValidator(_as_tuple)]
+"""A YAML list, as the tuple that a frozen section holds."""
 Text = Annotated[str, Field(min_length=1)]
 """A text that is not empty."""
 Count = Annotated[int, Field(ge=1)]
@@ -59,11 +67,6 @@ PositiveShare = Annotated[float, Field(gt=0, le=1)]
 """Above 0, up to 1."""
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 """0 up to, but not 1."""
-
-
-def as_tuple(value: Any) -> Any:
-    """A YAML list as the tuple that a frozen section holds."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def lower_case(value: Any) -> Any:

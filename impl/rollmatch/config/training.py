@@ -11,13 +11,13 @@ from rollmatch.config.section import (
     Count,
     CountOrMinusOne,
     Index,
+    Listed,
     Positive,
     PositiveShare,
     Section,
     ShareBelowOne,
     Text,
     Weight,
-    as_tuple,
 )
 
 
@@ -85,7 +85,7 @@ class TunerConfig(Section):
     """Ends of module names (regular expressions) with a rank of their own. Unit: dimensions."""
     alpha_pattern: dict[str, Count] = Field(default_factory=dict)
     """Ends of module names (regular expressions) with a lora_alpha of their own. Unit: ratio."""
-    modules_to_save: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
+    modules_to_save: Listed[Text] = ()
     """Modules that are trained in full beside the adapters, by the end of their names. Needs sync.mode: full."""
     trainable_token_indices: Literal["coord_tokens"] | list[Index] | dict[str, list[Index]] = Field(
         default_factory=list
@@ -305,7 +305,7 @@ class TrainingConfig(Section):
     """Evaluate only the first held-out samples; null evaluates all. Unit: samples."""
     early_stopping: EarlyStopping | None = None
     """When to end training before max_steps; null never does."""
-    callbacks: Annotated[tuple[Text, ...], BeforeValidator(as_tuple, json_schema_input_type=list[Text])] = ()
+    callbacks: Listed[Text] = ()
     """Callbacks of transformers, each as module:class; a class is made without arguments."""
     logged_completions: Index = 1
     """Training completions that the journal and the run page keep of each step, rounded up to whole groups.

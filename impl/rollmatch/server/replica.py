@@ -10,6 +10,8 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rollmatch.errors import LaunchError
 from rollmatch.server import scheduler
 from rollmatch.server.failures import Refusal, WorkerDead
@@ -48,6 +50,10 @@ class EngineOutput:
     """For each response token, ids with log-probabilities, likeliest first, the sampled one among them; empty unless
     more than that was requested.
     """
+
+    def values(self) -> list[float]:
+        """Log-probabilities as numbers; empty where there are none."""
+        return list(np.frombuffer(self.logprobs or b"", dtype="<f4").tolist())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

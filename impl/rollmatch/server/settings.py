@@ -1,8 +1,8 @@
 """What a server process is started with. Made by ``launch.rollout_server`` from the configuration."""
 
-import json
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+
+from pydantic import TypeAdapter
 
 from rollmatch.config.connection import is_loopback
 from rollmatch.config.limits import LimitsConfig
@@ -68,17 +68,12 @@ class ServerSettings:
 
     def to_json(self) -> str:
         """All but the key."""
-        fields = asdict(self) | {"limits": self.limits.model_dump()}
-        del fields["api_key"]
-        return json.dumps(fields)
+        return TypeAdapter(ServerSettings).dump_json(self, exclude={"api_key"}).decode()
 
 
 def settings_from_json(text: str, *, api_key: str | None) -> ServerSettings:
     """The settings that ``to_json`` wrote, with the key."""
-    fields: dict[str, Any] = json.loads(text)
-    fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    fields["limits"] = LimitsConfig(**fields.get("limits", {}))
-    return ServerSettings(**fields, api_key=api_key)
+    return replace(TypeAdapter(ServerSettings).validate_json(text), api_key=api_key)
 
 
 def check_exposure(settings: ServerSettings) -> None:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import groupby
 
-import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -139,7 +138,7 @@ def _choice(place: int, output: EngineOutput, version: int, *, version_name: str
 
 
 def _logprobs_of(output: EngineOutput) -> list[dict[str, object]]:
-    values = np.frombuffer(output.logprobs or b"", dtype="<f4").tolist()
+    values = output.values()
     top = output.top or [()] * len(values)
     return [
         _entry(token_id, value) | {"top_logprobs": [_entry(*pair) for pair in likeliest]}

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -157,6 +156,5 @@ def _choice(server: ServerState, output: EngineOutput, index: int, config: Swift
 
 
 def _logprobs(output: EngineOutput) -> dict[str, Any]:
-    values = np.frombuffer(output.logprobs or b"", dtype="<f4").tolist()
-    pairs = zip(output.response_token_ids, values)
+    pairs = zip(output.response_token_ids, output.values())
     return {"content": [{"token": f"token_id:{token_id}", "logprob": value} for token_id, value in pairs]}

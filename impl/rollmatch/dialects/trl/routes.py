@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -125,5 +124,4 @@ def _reply(call: TrlSampling, outputs: list[EngineOutput]) -> dict[str, Any]:
 
 def _likeliest(output: EngineOutput) -> Sequence[Sequence[tuple[int, float]]]:
     """For each token of a response, the ids with their log-probabilities; the sampled one alone where no more are."""
-    values = np.frombuffer(output.logprobs or b"", dtype="<f4").tolist()
-    return output.top or [[pair] for pair in zip(output.response_token_ids, values)]
+    return output.top or [[pair] for pair in zip(output.response_token_ids, output.values())]
