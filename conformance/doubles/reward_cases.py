@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from rollmatch.objectives.grpo.reward import Timing, judge_all
+from rollmatch.objectives.grpo.reward import judge_all
 from rollmatch.records import Sample
 
 SAMPLES = [
@@ -17,8 +17,7 @@ def right(answer, sample):
 
 
 def judge(answers, *rewards):
-    timing = Timing()
-    return judge_all(answers, SAMPLES, rewards, timing), timing
+    return judge_all(answers, SAMPLES, rewards)
 
 
 CHATS = [

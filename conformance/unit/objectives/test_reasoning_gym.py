@@ -7,7 +7,7 @@ import pytest
 import reasoning_gym
 
 from conformance.doubles.locks import sample_of
-from rollmatch.objectives.grpo.reward import Timing, judge_all, load_rewards_of
+from rollmatch.objectives.grpo.reward import judge_all, load_rewards_of
 
 
 @pytest.mark.parametrize("task", ["chain_sum", "countdown", "spell_backward", "basic_arithmetic"])
@@ -18,6 +18,6 @@ def test_a_task_is_scored_as_its_own_scorer_does(task):
         right, wrong = entry["answer"], "no answer"
         answers = [right, f"I think <answer>{right}</answer>", wrong, f"{right} <answer>{wrong}</answer>"]
         samples = [replace(sample_of(number), metadata=entry)] * 4
-        judged = [one.total for one in judge_all(answers, samples, rewards, Timing())]
+        judged = [one.total for one in judge_all(answers, samples, rewards)]
         assert judged == [dataset.score_answer(text, entry) for text in (right, right, wrong, wrong)]
         assert judged[0] == 1.0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from conformance.doubles.refusals import refused
 from conformance.doubles.reward_cases import CHATS, SAMPLES, TEXTS, judge, right, trl_async, verifiers_individual
-from rollmatch.objectives.grpo.reward import CallLimits, Reward, Timing, judge_all, load_rewards_of
+from rollmatch.objectives.grpo.reward import CallLimits, Reward, judge_all, load_rewards_of
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_function_that_fails_for_one_answer_costs_that_answer_only(failing):
     def sometimes(answer, sample):
         return failing(answer, sample) if sample.sample_id == 1 else 1.0
 
-    judged, _ = judge(["4", "5", "6"], Reward.of(sometimes))
+    judged = judge(["4", "5", "6"], Reward.of(sometimes))
     assert [each.total for each in judged] == [1.0, None, 1.0]
     assert [len(each.failures) for each in judged] == [0, 1, 0]
     assert judged[1].failures[0].startswith("sometimes on x:1: ")
@@ -84,12 +84,12 @@ async def verifiers_async(state, **others):
 def test_functions_of_others_are_called_as_they_call_them(function, samples, form, totals):
     reward = Reward.of(function)
     assert reward.call.form == form
-    assert [each.total for each in judge_all(["4", "?"], samples, [reward], Timing())] == totals
+    assert [each.total for each in judge_all(["4", "?"], samples, [reward])] == totals
 
 
 def test_a_function_that_says_nothing_leaves_the_sum_to_the_others():
     rewards = [Reward.of(trl_chat), Reward.of(trl_async, weight=2.0)]
-    judged = judge_all(["4", "?"], CHATS, rewards, Timing())
+    judged = judge_all(["4", "?"], CHATS, rewards)
     assert [(each.values, each.total) for each in judged] == [((1.0, 0.5), 2.0), ((None, 0.5), 1.0)]
 
 
@@ -101,7 +101,7 @@ def load(name, **fields):
 def test_every_function_of_a_rubric_is_a_reward():
     rewards = load("RUBRIC")
     assert [(reward.name, reward.weight) for reward in rewards] == [("verifiers_individual", 2.0), ("trl_async", 1.0)]
-    judged = judge_all(["4", "?"], CHATS, rewards, Timing())
+    judged = judge_all(["4", "?"], CHATS, rewards)
     assert [each.total for each in judged] == [4.5, 2.5]
 
 
@@ -133,7 +133,7 @@ async def slow(answer, sample):
 
 
 def test_a_call_that_takes_too_long_costs_its_completion_only():
-    judged = judge_all(["4", "?"], CHATS, load("slow", timeout_s=0.05), Timing())
+    judged = judge_all(["4", "?"], CHATS, load("slow", timeout_s=0.05))
     assert [each.total for each in judged] == [2.0, None]
     with refused("reward-timeout", "k"):
         load("trl_text", timeout_s=1.0)
@@ -156,10 +156,10 @@ def in_a_worker(answer, sample):
 )
 def test_a_call_that_hangs_or_crashes_in_a_worker_costs_its_completion_only():
     rewards, samples = load("in_a_worker", timeout_s=5.0, processes=2), SAMPLES[:1] * 4
-    judged = judge_all(["a", "hang", "crash", "b"], samples, rewards, Timing())
+    judged = judge_all(["a", "hang", "crash", "b"], samples, rewards)
     assert [each.total for each in judged] == [2.0, None, None, 2.0]
     assert ["reward-timeout" in judged[1].failures[0], "ProcessExpired" in judged[2].failures[0]] == [True, True]
-    assert [each.total for each in judge_all(["c"] * 4, samples, rewards, Timing())] == [2.0] * 4
+    assert [each.total for each in judge_all(["c"] * 4, samples, rewards)] == [2.0] * 4
     [batched] = load("trl_text", processes=1)
     assert batched.call(["4", "?"], TEXTS) == [1.0, 0.0]
 
@@ -186,5 +186,5 @@ def test_every_form_rewards_every_completion_in_order(answers):
         lambda completion: len(completion),
     )
     for function in forms:
-        judged = judge_all(answers, samples, [Reward.of(function)], Timing())
+        judged = judge_all(answers, samples, [Reward.of(function)])
         assert [each.total for each in judged] == [len(answer) for answer in answers]

@@ -12,7 +12,7 @@ import torch
 
 from conformance.doubles.refusals import refused
 from conformance.doubles.reward_cases import CHATS, SAMPLES, TEXTS, judge, right, trl_async, verifiers_individual
-from rollmatch.objectives.grpo.reward import Judgement, Reward, Timing, judge_all, load_rewards_of
+from rollmatch.objectives.grpo.reward import Judgement, Reward, judge_all, load_rewards_of
 from rollmatch.objectives.grpo.reward_calls import columns_of, form_of, state_of
 from rollmatch.objectives.grpo.segments import make_reports
 
@@ -29,7 +29,7 @@ from rollmatch.objectives.grpo.segments import make_reports
 )
 def test_a_call_for_all_that_fails_or_returns_another_number_fails_for_all(function, problem):
     with refused("rewards-all-failed", "x:0", problem=f"all 2 completions: <lambda> on x:0: {problem}"):
-        judge_all(["4", "?"], CHATS, [Reward.of(function)], Timing())
+        judge_all(["4", "?"], CHATS, [Reward.of(function)])
     call = Reward.of(function).call
     assert len(set(map(id, call(["4", "?", "!"], CHATS[:1] * 3)))) == 1
 
@@ -39,7 +39,7 @@ def test_rewards_of_trl_come_in_anything_that_holds_numbers(made):
     def reward(completions, **_):
         return made([0.25, math.nan])  # TRL holds None as NaN
 
-    judged = judge_all(["4", "?"], CHATS, [Reward.of(reward), Reward.of(lambda answer, sample: 1.0)], Timing())
+    judged = judge_all(["4", "?"], CHATS, [Reward.of(reward), Reward.of(lambda answer, sample: 1.0)])
     assert [one.values for one in judged] == [(0.25, 1.0), (None, 1.0)]
     assert [one.total for one in judged] == [1.25, 1.0]
 

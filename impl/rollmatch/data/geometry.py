@@ -70,6 +70,16 @@ def twice_area(bins: Sequence[int]) -> int:
     return sum(xs[i - 1] * ys[i] - xs[i] * ys[i - 1] for i in range(len(xs)))
 
 
+def box_around(corners: Sequence[int]) -> tuple[int, int, int, int]:
+    """[x1, y1, x2, y2] around x y x y ... of a polygon's corners, or of two corners of a box.
+
+    >>> box_around((1, 2, 9, 2, 9, 8)), box_around((1, 2, 5, 8))
+    ((1, 2, 9, 8), (1, 2, 5, 8))
+    """
+    xs, ys = corners[0::2], corners[1::2]
+    return min(xs), min(ys), max(xs), max(ys)
+
+
 def _fits(geometry: Geometry, num_values: int) -> bool:
     if geometry is Geometry.BBOX:
         return num_values == BOX_LEN

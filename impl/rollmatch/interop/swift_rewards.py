@@ -12,7 +12,7 @@ from swift.rewards import ORM, orms
 
 from rollmatch.config import load_config
 from rollmatch.interop.swift_cli import CONFIG_VARIABLE
-from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all
+from rollmatch.objectives.grpo.reward import Reward, judge_all
 from rollmatch.records import Sample
 from rollmatch.run.plugins import load_rewards
 from rollmatch.run.preflight import load_checked
@@ -23,7 +23,7 @@ def make_orm(reward: Reward, samples: Mapping[str, Sample]) -> type[Any]:
 
     def judge(self: object, completions: Sequence[str], *, origin: Sequence[str], **_: object) -> list[float | None]:
         judged = [samples[name] for name in origin]
-        return [each.values[0] for each in judge_all(completions, judged, [reward], Timing())]
+        return [each.values[0] for each in judge_all(completions, judged, [reward])]
 
     return type(reward.name, (ORM,), {"__call__": judge})
 

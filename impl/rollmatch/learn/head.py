@@ -50,9 +50,8 @@ _PROBES = (12345.678, 0.1)
 
 Head = Callable[[Tensor], Tensor]
 """[K, H] hidden states -> [K, V] logits."""
-ColumnScore = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""([n, C] logits of chosen ids, [n] logsumexp of all, [n] truth) -> [n] scores, [n] figures without a graph; every row
-by itself."""
+ColumnScore = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""([n, C] logits of chosen ids, [n] logsumexp of all, [n] truth) -> [n] scores; every row by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,20 +218,19 @@ def _without_ids(logits: Tensor, excluded_ids: Sequence[int]) -> Tensor:
 
 def column_scores(
     logits: HeadStates, columns: Tensor, truth: Tensor, *, score: ColumnScore, temperature: float
-) -> tuple[Tensor, Tensor]:
-    """``score`` of logits / temperature at the ids ``columns`` [C], for rows with ``truth`` [n]: [n], [n]."""
+) -> Tensor:
+    """[n] ``score`` of logits / temperature at the ids ``columns`` [C], for rows with ``truth`` [n]."""
     if logits.weight is None:
 
-        def of_logits(hidden: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+        def of_logits(hidden: Tensor, some: Tensor) -> Tensor:
             scaled = widened(logits.head(hidden)) / temperature
             return score(scaled[:, columns], scaled.logsumexp(-1), some)
 
-        scores, figures = _in_chunks(of_logits, logits.hidden, truth)
-        return scores, figures
+        return _in_chunks(of_logits, logits.hidden, truth)[0]
     hidden, weight, bias = _as_computed(logits)
     settings = (columns, truth, score, temperature)
-    scores, figures = _ColumnScores.apply(hidden, (weight, bias), settings)  # type: ignore[no-untyped-call]
-    return scores, figures
+    scores: Tensor = _ColumnScores.apply(hidden, (weight, bias), settings)  # type: ignore[no-untyped-call]
+    return scores
 
 
 def _in_chunks(score: Callable[..., Any], *columns: Tensor) -> tuple[Tensor, ...]:
@@ -298,30 +296,24 @@ class _ColumnScores(_MadeInForward):
     """Scores of some columns and the logsumexp of all, with their gradients by the hidden states."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, linear: Any, settings: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden: Tensor, linear: Any, settings: Any) -> Tensor:
         columns, truth, *rest = settings
-        scores: list[Tensor] = []
-        figures: list[Tensor] = []
-        grad_hidden = torch.empty_like(hidden)
+        scores, grad_hidden = [], torch.empty_like(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
             for rows, some, place in _chunks(hidden, linear[0], truth, grad_hidden):
-                score, figure = _columns_of_chunk(rows, linear, (columns, some, *rest), place)
-                scores.append(score)
-                figures.append(figure)
-        figure = torch.cat(figures)
+                scores.append(_columns_of_chunk(rows, linear, (columns, some, *rest), place))
         ctx.save_for_backward(grad_hidden)
-        ctx.mark_non_differentiable(figure)
-        return torch.cat(scores), figure
+        return torch.cat(scores)
 
 
-def _columns_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores and figures; the gradients of scores are written to ``grad_hidden``."""
+def _columns_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Tensor) -> Tensor:
+    """Scores; their gradients are written to ``grad_hidden``."""
     (weight, bias), (columns, truth, score, temperature) = linear, settings
     logits = functional.linear(rows, weight, bias)
     chosen = (widened(logits[:, columns]) / temperature).requires_grad_()
     everything = logsumexps(logits, temperature).requires_grad_()
     with torch.enable_grad():
-        scores, figures = score(chosen, everything, truth)
+        scores: Tensor = score(chosen, everything, truth)
         of_chosen, of_all = torch.autograd.grad(scores.sum(), (chosen, everything), allow_unused=True)
     assert of_chosen is not None
     gradient = of_chosen.to(weight.dtype) @ weight[columns]
@@ -329,4 +321,4 @@ def _columns_of_chunk(rows: Tensor, linear: Any, settings: Any, grad_hidden: Ten
         to_probs(logits, everything.detach(), temperature, factors=of_all)
         gradient += logits @ weight
     grad_hidden.copy_(gradient.div_(temperature))
-    return scores.detach(), figures.detach()
+    return scores.detach()

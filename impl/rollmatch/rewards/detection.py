@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from rollmatch.data.geometry import box_around
 from rollmatch.objectives.rollout_matching.answer_format import INTEGERS, QWEN3_VL
-from rollmatch.objectives.rollout_matching.detection import around, count_duplicates
+from rollmatch.objectives.rollout_matching.detection import count_duplicates
 from rollmatch.objectives.rollout_matching.match import MatchRules, PairScores, box_ious, match_objects
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.records import GroundTruth, Matching, ParsedRollout, PredictedObject, Sample
@@ -94,7 +95,7 @@ class _Bytes:
 def _match(found: Sequence[PredictedObject], truth: Sequence[GroundTruth], rules: MatchRules) -> Matching:
     if not found or not truth:
         return match_objects(found, truth, rules)
-    boxes, true_boxes = (np.array([around(each) for each in objects]) for objects in (found, truth))
+    boxes, true_boxes = (np.array([box_around(each.bins) for each in objects]) for objects in (found, truth))
     ious = box_ious(boxes, true_boxes)
     return match_objects(found, truth, rules, PairScores(np.ones(ious.shape, dtype=np.bool_), ious))
 

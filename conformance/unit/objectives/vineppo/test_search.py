@@ -33,11 +33,11 @@ def test_a_node_knows_its_state_value_visits_and_parent():
     tree, (path, *_) = tree_of(RIGHT, WRONG, OTHER)
     assert [node.state.prefix_token_ids for node in path] == [(), (0, 0), (0, 0, 0, 0), (0, 0, 0, 0, 2, 0)]
     assert [node.visits for node in path] == [3, 2, 1, 1]
-    assert [node.value for node in path] == [2 / 3, 1.0, 1.0, 1.0]
+    assert [[value for _, value in node.returns] for node in path] == [[1.0, 0.0, 1.0], [1.0, 1.0], [1.0], [1.0]]
     assert [node.parent for node in path] == [None, *path[:-1]]
     ends = [node for node in nodes_of(tree.root) if node.state is None]
     assert len(ends) == 3
-    assert {end.value for end in ends} == {0.0}
+    assert not any(end.returns for end in ends)
 
 
 @pytest.mark.scenario(clauses=["vineppo/the-search-variant-keeps-a-real-tree#1,2"])

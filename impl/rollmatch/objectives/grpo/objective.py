@@ -11,7 +11,7 @@ from rollmatch.objectives.answers import NUM_SHOWN, describe_answers
 from rollmatch.objectives.episodes import note_episodes, note_pace, note_part
 from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages, is_flat
 from rollmatch.objectives.grpo.loss import PolicyRules
-from rollmatch.objectives.grpo.reward import Judgement, Reward, Timing, judge_all
+from rollmatch.objectives.grpo.reward import Judgement, Reward, judge_all
 from rollmatch.objectives.grpo.segments import (
     CompletionReport,
     make_reports,
@@ -73,15 +73,15 @@ class GrpoObjective(PolicyGradient):
 
         Errors: ``rewards-all-failed``, ``logprobs-misfit``, ``episodes-failed``.
         """
-        repeated, timing, num_tokens = self.reuse.repeat(samples), Timing(), None
+        repeated, seconds, num_tokens = self.reuse.repeat(samples), dict[str, float](), None
         if self.world is None:
-            made = self._complete(repeated, rollouts, timing, context)
+            made = self._complete(repeated, rollouts, context, seconds)
         else:
-            made = self._judge(repeated, note_episodes(self.world, rollouts, context), rollouts, timing, context)
+            made = self._judge(repeated, note_episodes(self.world, rollouts, context), rollouts, context, seconds)
             num_tokens = sum(rollout.num_tokens for rollout in rollouts)
             note_pace(rollouts, [one.judgement.total for one in made], self.vocabulary, context)
         if self.group_rules.max_rounds:
-            made, num_further = self._with_spread(made, timing, context)
+            made, num_further = self._with_spread(made, context, seconds)
             num_tokens = num_further + sum(len(rollout.response_token_ids) for rollout in rollouts)
         judged, rollouts = [one.judgement for one in made], [one.rollout for one in made]
         advantages = self._advantages(judged, context)
@@ -91,7 +91,7 @@ class GrpoObjective(PolicyGradient):
             context.log(
                 "rewarded",
                 step=context.step,
-                seconds={name: rounded(seconds) for name, seconds in timing.seconds.items()},
+                seconds={name: rounded(taken) for name, taken in seconds.items()},
                 rewards=[judgement.total for judgement in judged],
                 failures=[failure for judgement in judged for failure in judgement.failures][:NUM_FAILURES],
             )
@@ -113,9 +113,9 @@ class GrpoObjective(PolicyGradient):
     def evaluate(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext) -> Evaluated:
         """Rewards of one completion each; some answers are written down."""
         if self.world is None:
-            made = self._complete(samples, rollouts, Timing(), context)
+            made = self._complete(samples, rollouts, context)
         else:
-            made = self._judge(samples, note_part(self.world, rollouts, context), rollouts, Timing(), context)
+            made = self._judge(samples, note_part(self.world, rollouts, context), rollouts, context)
         reports = self._reports(made, group_size=1)
         metrics, parts = self.summarize(reports), parts_of(reports, [reward.name for reward in self.rewards])
         for name in ("flat_group_rate", "further_group_rate"):
@@ -126,7 +126,7 @@ class GrpoObjective(PolicyGradient):
         return Evaluated(metrics=metrics | {"num_scenes": float(len(samples))}, record=record, parts=parts)
 
     def _with_spread(
-        self, made: Sequence[Completion], timing: Timing, context: ObjectiveContext
+        self, made: Sequence[Completion], context: ObjectiveContext, seconds: dict[str, float]
     ) -> tuple[list[Completion], int]:
         """The completions, groups of equal rewards replaced by those of further samples; and the tokens of these.
 
@@ -142,7 +142,7 @@ class GrpoObjective(PolicyGradient):
                 break
             num_tokens += sum(len(rollout.response_token_ids) for _, rollout in further)
             asked, written = [s for s, _ in further], [r for _, r in further]
-            more = self._complete(asked, written, timing, context, may_all_fail=True)
+            more = self._complete(asked, written, context, seconds, may_all_fail=True)
             more = [replace(one, is_further=True) for one in more]
             for place, group in zip(flat, (group for group in self.reuse.group(more) if not _is_flat(group))):
                 groups[place] = group
@@ -152,8 +152,8 @@ class GrpoObjective(PolicyGradient):
         self,
         samples: Sequence[Sample],
         rollouts: Sequence[Rollout],
-        timing: Timing,
         context: ObjectiveContext,
+        seconds: dict[str, float] | None = None,
         *,
         may_all_fail: bool = False,
     ) -> list[Completion]:
@@ -161,7 +161,7 @@ class GrpoObjective(PolicyGradient):
             [self.vocabulary.text(rollout.response_token_ids) for rollout in rollouts],
             samples,
             self.rewards,
-            timing,
+            seconds=seconds,
             offered=_offered([rollout.sampled_ids for rollout in rollouts], context),
             may_all_fail=may_all_fail,
         )
@@ -175,8 +175,8 @@ class GrpoObjective(PolicyGradient):
         samples: Sequence[Sample],
         episodes: Sequence[Trajectory],
         rollouts: Sequence[Rollout],
-        timing: Timing,
         context: ObjectiveContext,
+        seconds: dict[str, float] | None = None,
     ) -> list[Completion]:
         """Episodes, paid by their environment, or by the functions that judge their last turns; one that failed is left
         out, as if its reward had. Errors: as ``judge_all``.
@@ -185,7 +185,7 @@ class GrpoObjective(PolicyGradient):
         token_ids = [one.last_turn_ids for one in whole]
         answers, asked = [self.vocabulary.text(ids) for ids in token_ids], [one.sample for one in whole]
         offered = _offered(token_ids, context)
-        judged = iter(judge_all(answers, asked, self.rewards, timing, offered=offered) if whole else ())
+        judged = iter(judge_all(answers, asked, self.rewards, seconds=seconds, offered=offered) if whole else ())
         judgements = [
             next(judged) if self.rewards and not one.failure else _paid(one, num_rewards=len(self.rewards))
             for one in episodes

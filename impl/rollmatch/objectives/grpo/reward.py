@@ -62,17 +62,6 @@ class Judgement:
     """What they wrote down with ``log_extra`` of this completion."""
 
 
-@dataclass(slots=True)
-class Timing:
-    """Seconds that each reward function has taken."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def add(self, name: str, seconds: float) -> None:
-        """Add to a function's time."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
     """Where calls of a function run, and for how long."""
@@ -161,14 +150,15 @@ def judge_all(  # noqa: PLR0913  # what functions of three libraries ask for
     answers: Sequence[str],
     samples: Sequence[Sample],
     rewards: Sequence[Reward],
-    timing: Timing,
     *,
+    seconds: dict[str, float] | None = None,
     offered: Mapping[str, object] = MappingProxyType({}),
     may_all_fail: bool = False,
 ) -> list[Judgement]:
     """Every answer by every function; one that fails for one answer costs only that.
 
-    ``offered``: ``completion_ids`` and ``trainer_state``, as far as they are known, for functions of TRL's form.
+    ``seconds``: of each function, to which those of this call are added. ``offered``: ``completion_ids`` and
+    ``trainer_state``, as far as they are known, for functions of TRL's form.
 
     Errors: ``rewards-all-failed``, unless they may.
     """
@@ -177,7 +167,8 @@ def judge_all(  # noqa: PLR0913  # what functions of three libraries ask for
     for reward in rewards:
         began = time.perf_counter()
         columns.append([_finite(value, reward) for value in reward.call(answers, samples, given)])
-        timing.add(reward.name, time.perf_counter() - began)
+        if seconds is not None:
+            seconds[reward.name] = seconds.get(reward.name, 0.0) + time.perf_counter() - began
     rows = zip(*columns, strict=True) if columns else [()] * len(answers)
     judged = [
         _judge(row, sample, rewards, *notes.of(place))

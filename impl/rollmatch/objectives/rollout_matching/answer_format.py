@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple, Self
 
-from rollmatch.data.geometry import twice_area
+from rollmatch.data.geometry import box_around, twice_area
 from rollmatch.model.vocabulary import coord_token
 from rollmatch.records import NUM_BINS, Geometry, GroundTruth, PredictedObject
 
@@ -73,8 +73,7 @@ class AnswerFormat:
         """
         if truth.geometry in self.geometries:
             return truth
-        xs, ys = truth.bins[0::2], truth.bins[1::2]
-        return replace(truth, geometry=Geometry.BBOX, bins=(min(xs), min(ys), max(xs), max(ys)))
+        return replace(truth, geometry=Geometry.BBOX, bins=box_around(truth.bins))
 
     def write(self, truth: GroundTruth) -> str:
         """One element of the list.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rollmatch.data.formats.native import to_pixels
+from rollmatch.data.geometry import box_around
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.rollout_matching.average_precision import (
     Box,
@@ -21,9 +22,9 @@ from rollmatch.objectives.rollout_matching.average_precision import (
     TrueBox,
     average_precision,
 )
-from rollmatch.objectives.rollout_matching.match import MatchRules, box_ious, match_objects, outline, score_pairs
+from rollmatch.objectives.rollout_matching.match import MatchRules, box_ious, match_objects, score_pairs
 from rollmatch.objectives.rollout_matching.target import tokens_in
-from rollmatch.records import GroundTruth, Matching, ParsedRollout, PredictedObject, Rollout, Sample
+from rollmatch.records import Matching, ParsedRollout, PredictedObject, Rollout, Sample
 
 F1_IOUS = (0.5, 0.75, 0.9)
 CROWD_COVERS = 0.5
@@ -156,7 +157,7 @@ def _ratio(part: float, whole: float) -> float:
 def _true_boxes(image: int, one: Answered) -> list[TrueBox]:
     areas = one.sample.metadata.get("areas")
     known: Sequence[float] = areas if isinstance(areas, list) and len(areas) == len(one.sample.objects) else ()
-    boxes = [(each.desc, _pixels(around(each), one.size)) for each in one.sample.objects]
+    boxes = [(each.desc, _pixels(box_around(each.bins), one.size)) for each in one.sample.objects]
     found = [
         TrueBox(image=image, desc=desc, box=box, area=known[place] if known else _area(box))
         for place, (desc, box) in enumerate(boxes)
@@ -167,7 +168,7 @@ def _true_boxes(image: int, one: Answered) -> list[TrueBox]:
 
 def _detected_boxes(image: int, one: Answered) -> list[DetectedBox]:
     return [
-        DetectedBox(image=image, desc=each.desc, box=_pixels(around(each), one.size), score=score)
+        DetectedBox(image=image, desc=each.desc, box=_pixels(box_around(each.bins), one.size), score=score)
         for each, score in zip(one.parsed.objects, one.scores)
     ]
 
@@ -179,27 +180,16 @@ def _crowds(sample: Sample) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _is_in_crowd(each: PredictedObject, crowds: Sequence[tuple[str, tuple[int, ...]]]) -> bool:
-    box = around(each)
+    box = box_around(each.bins)
     return any(desc == each.desc and _shared(box, bins) >= CROWD_COVERS * _area(box) for desc, bins in crowds)
 
 
 def count_duplicates(objects: Sequence[PredictedObject]) -> int:
     """Predictions that repeat an earlier one: the same description, and ``SAME_BOX``."""
-    boxes = np.array([around(each) for each in objects], dtype=np.int64).reshape(-1, 4)
+    boxes = np.array([box_around(each.bins) for each in objects], dtype=np.int64).reshape(-1, 4)
     descs = np.array([each.desc for each in objects])
     repeats = (box_ious(boxes, boxes) >= SAME_BOX) & (descs[:, None] == descs[None, :])
     return int(np.tril(repeats, -1).any(axis=1).sum())
-
-
-def around(each: PredictedObject | GroundTruth) -> tuple[int, ...]:
-    """[x1, y1, x2, y2] bins around an object.
-
-    >>> from rollmatch.records import Geometry
-    >>> around(GroundTruth(desc="leaf", geometry=Geometry.POLY, bins=(1, 2, 9, 2, 9, 8)))
-    (1, 2, 9, 8)
-    """
-    corners = outline(each)
-    return min(corners[0::2]), min(corners[1::2]), max(corners[0::2]), max(corners[1::2])
 
 
 def _pixels(bins: Sequence[int], size: tuple[int, int]) -> Box:

@@ -59,11 +59,9 @@ class LossTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """One row's share of the step's loss; all scalars, additive over rows. ``total`` and ``parts`` have a graph."""
+    """One row's share of the step's loss; all scalars, additive over rows. ``total`` has a graph."""
 
     total: Tensor
-    parts: tuple[Tensor, ...] = ()
-    """The summands of ``total``, each with its graph: text over its weight, slots over their number."""
     ce: Tensor
     coord: Tensor
 
@@ -137,8 +135,8 @@ def gaussian_targets(bins: Tensor, *, rules: LossRules) -> Tensor:
     return exponent.softmax(-1)
 
 
-def slot_losses(logits: Tensor, *, bins: Tensor, rules: LossRules) -> tuple[Tensor, Tensor]:
-    """[K, V] float32 logits and [K] true bins -> [K] slot losses, [K] gates (unweighted, detached)."""
+def slot_losses(logits: Tensor, *, bins: Tensor, rules: LossRules) -> Tensor:
+    """[K, V] float32 logits and [K] true bins -> [K] slot losses."""
     scaled = logits / rules.temperature_coord
     coord = scaled[:, to_device(rules.coord_ids, dtype=torch.int64, device=logits.device)]
     with torch.set_grad_enabled(torch.is_grad_enabled() and rules.gate_weight != 0):
@@ -146,19 +144,16 @@ def slot_losses(logits: Tensor, *, bins: Tensor, rules: LossRules) -> tuple[Tens
     return coord_losses(coord, total, bins=bins, rules=rules)
 
 
-def coord_losses(coord: Tensor, total: Tensor, *, bins: Tensor, rules: LossRules) -> tuple[Tensor, Tensor]:
+def coord_losses(coord: Tensor, total: Tensor, *, bins: Tensor, rules: LossRules) -> Tensor:
     """[K, 1000] coordinate logits and [K] logsumexp of all logits, both over the temperature -> as ``slot_losses``."""
     log_p = coord.log_softmax(-1)
     q = gaussian_targets(bins, rules=rules)
     soft_ce = -(q * log_p).sum(-1)
     w1 = (log_p.exp().cumsum(-1) - q.cumsum(-1)).abs().sum(-1) / NUM_BINS
     slots = rules.soft_ce_weight * soft_ce + rules.w1_weight * w1
-    with torch.set_grad_enabled(torch.is_grad_enabled() and rules.gate_weight != 0):
-        # The difference is never negative but for rounding.
-        gate = (total - coord.logsumexp(-1)).clamp_min(0.0)
-    if rules.gate_weight:
-        slots = slots + rules.gate_weight * gate
-    return slots, gate.detach()
+    if rules.gate_weight:  # the difference is never negative but for rounding
+        slots = slots + rules.gate_weight * (total - coord.logsumexp(-1)).clamp_min(0.0)
+    return slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,25 +206,20 @@ def _check_totals(supervision: Supervision, totals: LossTotals) -> None:
 def _score(logits: Logits, *, targets: _Targets, rules: LossRules, totals: LossTotals) -> LossTerms:
     logprobs = logprobs_of(logits[targets.text_rows], targets.labels)
     ce_sum = (targets.weights * -logprobs).sum()
-    slots, _ = _slots_of(logits[targets.slot_rows], bins=targets.bins, rules=rules)
+    slots = _slots_of(logits[targets.slot_rows], bins=targets.bins, rules=rules)
     # Totals of zero mean sums of zero: any divisor will do.
     ce = ce_sum / (totals.text_weight or 1.0)
     coord = slots.sum() / (totals.num_slots or 1)
-    return LossTerms(
-        total=ce + coord,
-        parts=(ce, coord),
-        ce=ce.detach(),
-        coord=coord.detach(),
-    )
+    return LossTerms(total=ce + coord, ce=ce.detach(), coord=coord.detach())
 
 
-def _slots_of(logits: Logits, *, bins: Tensor, rules: LossRules) -> tuple[Tensor, Tensor]:
+def _slots_of(logits: Logits, *, bins: Tensor, rules: LossRules) -> Tensor:
     if not rules.coord_ids:  # coordinates are numbers, learnt as text
-        return bins.new_zeros(0, dtype=torch.float32), bins.new_zeros(0, dtype=torch.float32)
+        return bins.new_zeros(0, dtype=torch.float32)
     if isinstance(logits, Tensor):
         return slot_losses(widened(logits), bins=bins, rules=rules)
 
-    def score(coord: Tensor, total: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    def score(coord: Tensor, total: Tensor, truth: Tensor) -> Tensor:
         return coord_losses(coord, total, bins=truth, rules=rules)
 
     columns = to_device(rules.coord_ids, dtype=torch.int64, device=logits.device)

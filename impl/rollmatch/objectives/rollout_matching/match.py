@@ -26,6 +26,7 @@ from pycocotools import mask as coco_mask
 from scipy.optimize import linear_sum_assignment
 from scipy.special import softmax
 
+from rollmatch.data.geometry import box_around
 from rollmatch.records import NUM_BINS, Geometry, GroundTruth, Matching, PredictedObject
 
 Shape = PredictedObject | GroundTruth
@@ -109,17 +110,11 @@ def outline(shape: Shape) -> tuple[int, ...]:
 
 def score_pairs(predicted: Sequence[Shape], truth: Sequence[Shape], rules: MatchRules) -> PairScores:
     """Candidates and IoU of all pairs, of at least one prediction and one true object; the gate plays no part."""
-    boxes, true_boxes = _boxes(predicted), _boxes(truth)
+    boxes, true_boxes = (np.array([box_around(each.bins) for each in shapes]) for shapes in (predicted, truth))
     overlaps = box_ious(boxes, true_boxes)
     candidates = _candidates(overlaps, _centre_distances(boxes, true_boxes), rules.candidate_top_k)
     ious, drawn = _mask_ious(predicted, truth, rules.maskiou_resolution)
     return PairScores(candidates, np.where(drawn, ious, overlaps))
-
-
-def _boxes(shapes: Sequence[Shape]) -> Ints:
-    """[N, 4] left, top, right, bottom of each shape."""
-    sides = [(points[0::2], points[1::2]) for points in map(outline, shapes)]
-    return np.array([(min(xs), min(ys), max(xs), max(ys)) for xs, ys in sides], dtype=np.int64)
 
 
 def box_ious(boxes: Ints, true_boxes: Ints) -> Floats:

@@ -5,7 +5,7 @@ Continuations estimate values; they are never learnt from.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from rollmatch.data import Reuse
@@ -96,14 +96,20 @@ class VinePpoObjective(PolicyGradient):
         waves = Waves(counted, context.ranks, run_seed=self.run_seed, step=context.step)
         valued = self.valuer.values_of(trajectories, cuts, waves)
         reports = [_report(*three) for three in zip(trajectories, cuts, valued, strict=True)]
-        advantages = iter(self._advantages(trajectories, cuts, reports, context))
+        rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
+        written = [one.written for one in trajectories]
+        advantages = iter(normalize(rows, written, self.normalization, context.ranks.sum))
         segments = [
             self._segment(one, rollout, None if one.failure else next(advantages))
             for one, rollout in zip(made, rollouts, strict=True)
         ]
         segments = self.with_logprobs(segments, rollouts, context)
-        cost = counted.report(num_states=sum(len(one.values) for one in valued))
-        cost = replace(cost, num_failed=len(made) - len(trajectories))
+        cost = WindowReport(
+            num_states=sum(len(one.values) for one in valued),
+            num_continuations=counted.num_continuations,
+            continuation_tokens=counted.num_tokens,
+            num_failed=len(made) - len(trajectories),
+        )
         self._note(context, trajectories, reports, cost)
         return TrainingTargets(
             segments=self.reuse.group(segments),
@@ -154,17 +160,6 @@ class VinePpoObjective(PolicyGradient):
         if self.world is not None:
             return PaidContinuer(MultiTurn(self.world, context, logprobs=self.reads_logprobs), self.rewards)
         return SingleTurn(self.rewards, context, logprobs=self.reads_logprobs)
-
-    def _advantages(
-        self,
-        trajectories: Sequence[Trajectory],
-        cuts: Sequence[Cuts],
-        reports: Sequence[TrajectoryReport],
-        context: ObjectiveContext,
-    ) -> list[tuple[float, ...]]:
-        """Of each token of each response."""
-        rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
-        return normalize(rows, [one.written for one in trajectories], self.normalization, context.ranks.sum)
 
     def _segment(self, made: Trajectory, rollout: Rollout, advantages: tuple[float, ...] | None) -> Segment:
         """None: its environment failed, and it teaches nothing."""
@@ -223,14 +218,6 @@ class CostedValues:
         for request, one in zip(requests, made):  # ``Waves`` compares their numbers
             self.num_tokens += sum(one.written[request.state.position :])
         return made
-
-    def report(self, *, num_states: int) -> WindowReport:
-        """The counts."""
-        return WindowReport(
-            num_states=num_states,
-            num_continuations=self.num_continuations,
-            continuation_tokens=self.num_tokens,
-        )
 
 
 def _report(trajectory: Trajectory, cuts: Cuts, valued: Valued) -> TrajectoryReport:

@@ -8,7 +8,7 @@ from rollmatch.environments.continuation import ContinuationRequest
 from rollmatch.environments.trajectory import State, Trajectory
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.objectives.grpo.reward import Reward, Timing, judge_all
+from rollmatch.objectives.grpo.reward import Reward, judge_all
 from rollmatch.objectives.protocol import ObjectiveContext
 from rollmatch.records import Rollout, RolloutRequest, Sample
 
@@ -23,21 +23,14 @@ class RewardRules:
     """Of a response that ran into its limit; None: as any other."""
 
     def totals(
-        self,
-        answers: Sequence[tuple[int, ...]],
-        samples: Sequence[Sample],
-        timing: Timing,
-        *,
-        sampled: Sequence[tuple[int, ...]],
+        self, answers: Sequence[tuple[int, ...]], samples: Sequence[Sample], *, sampled: Sequence[tuple[int, ...]]
     ) -> list[float]:
         """Of whole responses, without stop tokens; ``sampled``: with them.
 
         Errors: ``reward-missing``, ``rewards-all-failed``.
         """
         texts = [self.vocabulary.text(ids) for ids in answers]
-        judged = judge_all(
-            texts, samples, self.rewards, timing, offered={"completion_ids": [list(ids) for ids in sampled]}
-        )
+        judged = judge_all(texts, samples, self.rewards, offered={"completion_ids": [list(ids) for ids in sampled]})
         totals = []
         for sample, judgement in zip(samples, judged, strict=True):
             if judgement.total is None:
@@ -54,7 +47,7 @@ class RewardRules:
         """Episodes, each paid for its last turn; as they are where there are no rewards. Errors: as ``totals``."""
         judged = [one for one in made if not one.failure] if self.rewards else []
         turns = [one.last_turn_ids for one in judged]
-        totals = iter(self.totals(turns, [one.sample for one in judged], Timing(), sampled=turns))
+        totals = iter(self.totals(turns, [one.sample for one in judged], sampled=turns))
         return [self._paid(one, next(totals)) if self.rewards and not one.failure else one for one in made]
 
     def _paid(self, one: Trajectory, total: float) -> Trajectory:
@@ -62,30 +55,26 @@ class RewardRules:
             total = self.unfinished_return
         return replace(one, rewards=(*one.rewards, (len(one.token_ids), total)))
 
-    def trajectories(
-        self, states: Sequence[State], rollouts: Sequence[Rollout], timing: Timing | None = None
-    ) -> list[Trajectory]:
+    def trajectories(self, states: Sequence[State], rollouts: Sequence[Rollout]) -> list[Trajectory]:
         """The trajectories that rollouts continued from their states. Errors: as ``totals``."""
         pairs = [*zip(states, rollouts, strict=True)]
         whole = [state.prefix_token_ids + rollout.response_token_ids for state, rollout in pairs]
         sampled = [state.prefix_token_ids + rollout.sampled_ids for state, rollout in pairs]
-        totals = self.totals(whole, [state.sample for state in states], timing or Timing(), sampled=sampled)
-        return [self._trajectory(*three) for three in zip(states, rollouts, totals, strict=True)]
+        totals = self.totals(whole, [state.sample for state in states], sampled=sampled)
+        return [self._paid(_unpaid(*pair), total) for pair, total in zip(pairs, totals, strict=True)]
 
-    def _trajectory(self, state: State, rollout: Rollout, total: float) -> Trajectory:
-        is_finished, ids = rollout.stop_id is not None, state.prefix_token_ids + rollout.sampled_ids
-        if not is_finished and self.unfinished_return is not None:
-            total = self.unfinished_return
-        logprobs = rollout.response_logprobs
-        return Trajectory(
-            sample=state.sample,
-            prompt_token_ids=state.prompt_token_ids,
-            token_ids=ids,
-            rewards=((len(ids), total),),
-            policy_version=rollout.policy_version,
-            is_finished=is_finished,
-            logprobs=None if logprobs is None else (0.0,) * state.position + logprobs,
-        )
+
+def _unpaid(state: State, rollout: Rollout) -> Trajectory:
+    logprobs = rollout.response_logprobs
+    return Trajectory(
+        sample=state.sample,
+        prompt_token_ids=state.prompt_token_ids,
+        token_ids=state.prefix_token_ids + rollout.sampled_ids,
+        rewards=(),
+        policy_version=rollout.policy_version,
+        is_finished=rollout.stop_id is not None,
+        logprobs=None if logprobs is None else (0.0,) * state.position + logprobs,
+    )
 
 
 class SingleTurn:
@@ -96,12 +85,11 @@ class SingleTurn:
         self.decoding = replace(context.decoding, logprobs=logprobs)
         self.max_new_tokens = context.decoding.max_new_tokens
         self._numbers = count()
-        self.timing = Timing()
 
     def continue_states(self, requests: Sequence[ContinuationRequest]) -> list[Trajectory]:
         """As the protocol: one call of the rollout side for all."""
         rollouts = self.context.generate([self._request(request) for request in requests], self.decoding)
-        return self.rewards.trajectories([request.state for request in requests], rollouts, self.timing)
+        return self.rewards.trajectories([request.state for request in requests], rollouts)
 
     def _request(self, request: ContinuationRequest) -> RolloutRequest:
         state = request.state

@@ -90,7 +90,7 @@ class Lines:
 
     def cuts(self, trajectory: Trajectory) -> Cuts:
         """As the protocol."""
-        pieces = pieces_of(trajectory, self.vocabulary)
+        pieces = self.vocabulary.pieces(trajectory.token_ids)
         return close(tokens_at(line_starts(b"".join(pieces), self.answer_mark.encode()), pieces), trajectory)
 
 
@@ -102,7 +102,7 @@ class Sentences:
 
     def cuts(self, trajectory: Trajectory) -> Cuts:
         """As the protocol."""
-        pieces = pieces_of(trajectory, self.vocabulary)
+        pieces = self.vocabulary.pieces(trajectory.token_ids)
         return close(tokens_at(sentence_starts(b"".join(pieces)), pieces), trajectory)
 
 
@@ -139,11 +139,6 @@ def line_starts(text: bytes, answer_mark: bytes = b"") -> list[int]:
     if answer_mark and starts and text[starts[-1] :].lstrip().startswith(answer_mark):
         starts.pop()
     return starts
-
-
-def pieces_of(trajectory: Trajectory, vocabulary: Vocabulary) -> list[bytes]:
-    """[R] the bytes of each id; none for a stop token and its like, which are no text."""
-    return vocabulary.pieces(trajectory.token_ids)
 
 
 def tokens_at(starts: Iterable[int], pieces: Sequence[bytes]) -> tuple[int, ...]:

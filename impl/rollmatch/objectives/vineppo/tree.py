@@ -13,7 +13,6 @@ decides by outcomes how many returns a node gets, so a value is consistent, but 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
-from statistics import fmean
 from typing import Literal
 
 from rollmatch.environments.trajectory import Cuts, State, Trajectory, check_cuts, state_at
@@ -52,14 +51,9 @@ class Node:
     children: dict[Hashable, "Node"] = field(default_factory=dict)
     """By step and by the state it leads to."""
 
-    @property
-    def value(self) -> float:
-        """Mean of the returns; 0 at the end of a response."""
-        return fmean(value for _, value in self.returns) if self.returns else 0.0
-
-    def returns_without(self, owner: Owner | None) -> list[float]:
+    def returns_without(self, owner: Owner) -> list[float]:
         """What the value of this node is the mean of, for a trajectory."""
-        return [value for own, value in self.returns if owner is None or own != owner]
+        return [value for own, value in self.returns if own != owner]
 
     def lineage(self) -> Iterator["Node"]:
         """This node, its parent, and so on to the root."""
@@ -89,7 +83,9 @@ class Tree:
 
         Errors: ``tree-outdated``, ``steps-do-not-tile``.
         """
-        self._check(trajectory)
+        if trajectory.policy_version != self.policy_version:
+            problem = f"it holds version {self.policy_version}, the trajectory is of {trajectory.policy_version}"
+            raise TargetError(problem, code="tree-outdated", key=trajectory.sample.origin)
         check_cuts(trajectory, cuts)
         node = start or self.root
         assert node.state is not None
@@ -101,7 +97,9 @@ class Tree:
         for node in passed[:-1]:
             assert node.state is not None
             node.returns.append((owner, trajectory.return_from(node.state.position)))
-        self._back_up(passed, trajectory)
+        for node, value in _worths(passed, trajectory):
+            node.visits += 1
+            node.total += value
         return passed[:-1]
 
     def select(self) -> Node:
@@ -126,11 +124,6 @@ class Tree:
         prior = exp(child.step_logprob) / sum(exp(sibling.step_logprob) for sibling in siblings)
         return mean + self.rules.exploration * prior * sqrt(above) / (1 + visits)
 
-    def _check(self, trajectory: Trajectory) -> None:
-        if trajectory.policy_version != self.policy_version:
-            problem = f"it holds version {self.policy_version}, the trajectory is of {trajectory.policy_version}"
-            raise TargetError(problem, code="tree-outdated", key=trajectory.sample.origin)
-
     def _child(self, node: Node, trajectory: Trajectory, stop: int) -> Node:
         assert node.state is not None
         begun, is_end = node.state.position, stop == len(trajectory.token_ids)
@@ -147,11 +140,6 @@ class Tree:
         )
         node.children[step] = child
         return child
-
-    def _back_up(self, passed: list[Node], trajectory: Trajectory) -> None:
-        for node, value in _worths(passed, trajectory):
-            node.visits += 1
-            node.total += value
 
 
 def _worths(passed: list[Node], trajectory: Trajectory) -> Iterator[tuple[Node, float]]:
