@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import nullcontext
 
 import pytest
 from safetensors.torch import load_file
@@ -10,7 +9,6 @@ from safetensors.torch import load_file
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import make_trainer
 from conformance.doubles.started import finish_ranks
-from rollmatch.ranks import Ranks
 
 WORKER = ("-m", "conformance.doubles.ddp_worker")
 ADAPTERS = ("tuner.train_type=lora", "tuner.lora_rank=2", "training.gradient_checkpointing=true")
@@ -56,30 +54,3 @@ def test_a_strategy_that_accelerate_leaves_out_is_refused(engine, tmp_path):
     setattr(trainer.args, engine, {"zero_optimization": {"stage": 2}})
     with refused("strategy-not-engaged", key="training.strategy"):
         trainer.evaluate()
-
-
-@pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#8"])
-@pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize(
-    "frozen", [(), ("tuner.freeze_vit=true", "tuner.freeze_aligner=true")], ids=["learns", "frozen"]
-)
-def test_deepspeed_is_not_given_images_on_some_ranks_only(stage, frozen, tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path, *frozen)
-    trainer.args.deepspeed = {"zero_optimization": {"stage": stage}}
-    monkeypatch.setattr(Ranks, "gather", lambda self, item: [item, [False]])
-    trainer._check_images([False])
-    if frozen and stage == 2:  # then nothing of the tower is exchanged
-        trainer._check_images([True])
-        return
-    with refused("images-on-some-ranks", key="training.strategy", problem="step 0: rank 1", remedy="fsdp2"):
-        trainer._check_images([True])
-
-
-@pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#8"])
-@pytest.mark.parametrize(("passes", "is_refused"), [([True], False), ([True, False], False), ([True, True], True)])
-def test_a_rank_with_fewer_passes_runs_others_without_images(passes, is_refused, tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path)
-    trainer.args.deepspeed = {"zero_optimization": {"stage": 3}}
-    monkeypatch.setattr(Ranks, "gather", lambda self, item: [item, [True]])
-    with refused("images-on-some-ranks", key="training.strategy", problem="rank 1") if is_refused else nullcontext():
-        trainer._check_images(passes)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 import rollmatch
 from conformance.doubles.adapters import perturb_adapters
@@ -47,12 +48,20 @@ def test_two_syncs_write_no_weights_to_disk(attach_backend, tmp_path, monkeypatc
     assert list(tmp_path.rglob("*")) == []
 
 
+class FailsInTheThirdStep(TrainerCallback):
+    """A user's callback with a bug."""
+
+    def on_step_end(self, args, state, control, **others):
+        if state.global_step == 3:
+            raise RuntimeError("the third step")
+
+
 @pytest.mark.scenario(
     "weight-sync/the-communicator-is-closed-after-an-error", clauses=["weight-sync/weights-travel-in-memory#4"]
 )
 def test_the_communicator_is_closed_after_an_error(tmp_path, attach_backend):
     keys = PLAIN | {f"{R}.rollout_backend": "vllm", f"{T}.max_steps": 4, f"{T}.eval_scenes": 1}
-    keys[f"{T}.callbacks"] = ["conformance.doubles.failing:FailsInTheThirdStep"]
+    keys[f"{T}.callbacks"] = [f"{__name__}:FailsInTheThirdStep"]
     draw = {"samples": [{"prompt": f"{number}a"} for number in range(5)], "servers": [{}], "keys": keys}
     directory = model_directory("qwen3", tmp_path / "models")
     with scripted(draw, directory, words_of(directory)) as ((server,), named):

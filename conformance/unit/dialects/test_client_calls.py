@@ -7,12 +7,13 @@ import threading
 import time
 
 import pytest
+import requests
 import responses
 
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import QUICK, RULES, prompts
 from conformance.judge.servers.bounded import in_thread
-from rollmatch.dialects.http import MSGPACK, HttpServer, _root_of
+from rollmatch.dialects.http import MSGPACK, HttpServer
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.rollout.retry import is_transient
 
@@ -160,10 +161,13 @@ def test_a_proxy_of_the_environment_is_used_for_other_machines(double, monkeypat
     assert len(responses.calls) == 1
 
 
-def test_the_innermost_cause_is_found_in_a_circle_too():
-    one, other = RuntimeError("one"), RuntimeError("other")
+@responses.activate
+def test_the_innermost_cause_is_found_in_a_circle_too(double):
+    one, other = requests.ConnectionError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
-    assert in_thread(_root_of, one).result(timeout=5) == "RuntimeError: other"
+    responses.post(f"{double.url}/infer/", body=one)
+    with refused("transport-failed", problem="RuntimeError: other"):
+        in_thread(HttpServer(double.url).post, "/infer/", BODY, timeout_s=20).result(timeout=5)
 
 
 @pytest.mark.scenario(

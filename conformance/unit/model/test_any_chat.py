@@ -103,6 +103,10 @@ def test_a_template_of_one_turn_is_refused(template):
     single.tokenizer.chat_template = "{{ messages[0].content }}"
     with refused("turns-not-rendered", "model.model", remedy="text"):
         single.reply_token_ids("no", True)
+    with refused("turns-not-rendered"):
+        make_world(
+            load_config(MODELS.parent / "tasks/treasures.yaml", ["custom.extra.environment.observations=chat"]), single
+        )
     assert single.text_token_ids("no", True) == single.vocabulary.encode("no")
     assert template.reply_token_ids("no", True)
 
@@ -112,6 +116,7 @@ def test_observations_are_written_as_configured(template, observations, method):
     named = f"custom.extra.environment.observations={observations}"
     world = make_world(load_config(MODELS.parent / "tasks/treasures.yaml", [named]), template)
     assert world.reply("no", True) == getattr(template, method)("no", True)
+    assert world.reply("no", True) is world.reply("no", True), "the same words come again and again"
 
 
 @pytest.mark.parametrize(("system", "before"), [("Be brief.", [("system", "Be brief.")]), ("", [])])

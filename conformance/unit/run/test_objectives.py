@@ -1,18 +1,15 @@
 """What keys make of an objective, beside those that are handed on as they are."""
 
-from unittest.mock import Mock
-
 import pytest
 
 from conformance.doubles.configs import config_with
 from conformance.doubles.objectives import GRPO, VINEPPO, AsTemplate
 from rollmatch.objectives.vineppo.split import AtMost, FixedTokens, Lines, LowProbability, Sentences
 from rollmatch.objectives.vineppo.value import ContinuationValues
-from rollmatch.run import vineppo_objective
 from rollmatch.run.objectives import make_objective
 
 STEPS = "custom.extra.vineppo.steps"
-PLAYED = ("custom.extra.environment.name=fixtures.lock.task:make", "custom.extra.grpo.rewards=[]")
+PLAYED = ("custom.extra.environment.name=a:b", "custom.extra.grpo.rewards=[]")
 LENGTHS = ("~.max_new_tokens=64", "custom.extra.environment.max_response_tokens=99")
 
 
@@ -72,19 +69,3 @@ def test_continuations_and_searches_have_the_numbers_of_their_keys():
     keys = (f"{search}.num_rounds=3", f"{search}.num_per_round=4", f"{search}.num_least=2")
     tree = objective_of("custom.trainer_variant=vineppo_mcts", *VINEPPO[1:], *keys).valuer
     assert (tree.budget.num_rounds, tree.budget.num_per_round, tree.budget.num_least) == (3, 4, 2)
-
-
-@pytest.mark.parametrize("observations", ["chat", "text"])
-def test_turns_are_rendered_once_before_anything_starts_where_observations_are_a_chat(monkeypatch, observations):
-    monkeypatch.setattr(vineppo_objective, "load_configured_environment", lambda _: Mock())
-    template = Mock()
-    template.reply_token_ids.return_value = template.text_token_ids.return_value = (7,)
-    config = config_with(*GRPO, *PLAYED, *LENGTHS, f"custom.extra.environment.observations={observations}")
-    runner = vineppo_objective.make_world(config, template)
-    assert [(call.args, call.kwargs) for call in template.reply_token_ids.call_args_list] == (
-        [(("",), {"is_stopped": True})] if observations == "chat" else []
-    )
-    for _ in range(2):
-        assert runner.reply("seen") == (7,)
-    used = template.reply_token_ids if observations == "chat" else template.text_token_ids
-    assert [call.args for call in used.call_args_list].count(("seen",)) == 1, "the same words come again and again"
