@@ -19,6 +19,13 @@ def picture(kind):
 
 PICTURES = [picture(kind) for kind in ("PNG", "JPEG", "WEBP", "BMP", "GIF")]
 TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [64]}
+FACTOR = "base_model.model.model.language_model.layers.0.mlp.up_proj"
+FACTORS = [
+    {"name": f"{FACTOR}.lora_A.weight", "dtype": "float32", "shape": [4, 192], "start_idx": 0, "end_idx": 3072},
+    {"name": f"{FACTOR}.lora_B.weight", "dtype": "float32", "shape": [512, 4], "start_idx": 3072, "end_idx": 11264},
+]
+FACTORS = [each | {"numel": each["shape"][0] * each["shape"][1]} for each in FACTORS]
+"""Of an adapter of rank 4, as ms-swift's trainers announce it."""
 SAMPLING = {
     "max_tokens": 2, "temperature": 1.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
     "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0, "ignore_eos": False, "stop_token_ids": [3],
@@ -67,7 +74,7 @@ BODIES = {
         ),
         ("/init_communicator/", GROUP),
         ("/update_flattened_params/", {"metadatas": [TENSOR | {"start_idx": 0, "end_idx": 256, "numel": 64}]}),
-        ("/update_adapter_flattened_param/", {"peft_config": {}, "metadatas": []}),
+        ("/update_adapter_flattened_param/", {"peft_config": {"lora_alpha": 8.0, "r": 4}, "metadatas": FACTORS}),
         ("/close_communicator/", {}),
         ("/get_engine_type/", {}),
     ],

@@ -84,6 +84,7 @@ class PretendingReplica:
             if method == "rollmatch_open"
             else {},
             "rollmatch_poll": {"state": "idle", "digests": getattr(self, "digests", {})},
+            "rollmatch_merge": {"digests": {}},
             "rollmatch_whole": {"whole": True},
         }
         return [usual.get(method, {})]
