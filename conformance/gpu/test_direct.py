@@ -50,13 +50,13 @@ weights_of = partial(policy_weights, scale=0.05)
 def fresh_answers(tmp_path):
     """Those of an engine of the same settings that reads the weights from a checkpoint."""
 
-    def ask(weights, **fields):
+    def ask(weights, arguments=SMALL, **fields):
         directory = tmp_path / "checkpoint"
         shutil.copytree(MODEL, directory)
         save_file(
             {name: tensor.cpu().contiguous() for name, tensor in weights.items()}, directory / "model.safetensors"
         )
-        with running(tmp_path / "fresh.log", model=str(directory), engine_arguments=SMALL, **fields) as fresh:
+        with running(tmp_path / "fresh.log", model=str(directory), engine_arguments=arguments, **fields) as fresh:
             return answers(fresh.server, NUM_SCENES)
 
     return ask
@@ -102,6 +102,43 @@ def test_a_synced_server_writes_what_a_fresh_one_writes_and_repairs_what_was_bro
         assert answers(server, NUM_SCENES) == wanted
         push(sender, server, weights_of(0, learner_device))
         assert answers(server, NUM_SCENES) == before
+        sender.close()
+
+
+QUANTIZED = SMALL | {"quantization": "fp8_per_channel"}
+
+
+@pytest.mark.gpu(2)
+def test_an_engine_that_quantizes_writes_what_a_fresh_one_writes(tmp_path, learner_device, fresh_answers):
+    """In place there is no room for what is sent; it comes beside."""
+    fields = {"gpus": ("0",), "drain_s": 0.1, "dtype": "bfloat16"}
+    weights, others = (weights_of(seed, learner_device) for seed in (1, 2))
+    wanted = fresh_answers(weights, QUANTIZED, **fields)
+    with running(tmp_path / "log", load_format="dummy", engine_arguments=QUANTIZED, **fields) as instance:
+        check_in_turn(instance.server, weights, others, wanted)
+
+
+@pytest.mark.gpu(2)
+def test_graphs_of_an_engine_that_quantizes_read_what_was_sent_last(tmp_path, learner_device):
+    """Of the same engine: another one's compiled kernels may round otherwise."""
+    fields = {"gpus": ("0",), "drain_s": 0.1, "dtype": "bfloat16"}
+    weights, others = (weights_of(seed, learner_device) for seed in (1, 2))
+    arguments = QUANTIZED | {"enforce_eager": False}
+    with running(tmp_path / "log", load_format="dummy", engine_arguments=arguments, **fields) as instance:
+        sender = sender_to(instance.server)
+        push(sender, instance.server, weights)
+        sender.close()
+        check_in_turn(instance.server, weights, others, answers(instance.server, NUM_SCENES))
+
+
+def check_in_turn(server, weights, others, wanted):
+    """``wanted`` is written by ``weights`` alone, received while nothing is generated and beside generation."""
+    for stage in (False, True):
+        sender = NativeSender([connected(server.url)], rendezvous(join_timeout_s=60.0), stage=stage)
+        push(sender, server, others)
+        assert answers(server, NUM_SCENES) != wanted
+        push(sender, server, weights)
+        assert answers(server, NUM_SCENES) == wanted
         sender.close()
 
 

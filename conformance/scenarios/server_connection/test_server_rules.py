@@ -254,6 +254,23 @@ def test_full_syncs_to_servers_are_staged(overrides, problem):
     config_with(*GOOD, "~.vllm.sync.stage=true")
 
 
+@pytest.mark.scenario(
+    "weight-sync/a-quantized-engine-of-float32-is-refused",
+    "weight-sync/a-quantized-engine-of-bfloat16-is-accepted",
+    clauses=["weight-sync/an-engine-may-quantize-what-it-is-sent#5"],
+)
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_a_quantized_engine_takes_all_weights_in_half_precision(mode):
+    own = (f"~.vllm.mode={mode}", *(GOOD if mode == "server" else ()), "~.vllm.quantization=fp8")
+    key = "custom.extra.rollout_matching.vllm.quantization"
+    with refused("cannot-quantize", key, problem="float32", remedy="bfloat16"):
+        config_with(*own, "~.vllm.dtype=float32")
+    with refused("cannot-quantize", key, problem="adapters", remedy="full"):
+        config_with(*own, LORA, *ALONE, "~.vllm.dtype=bfloat16")
+    config_with(*own, "~.vllm.dtype=bfloat16")
+    config_with(*own, "training.bf16=true")
+
+
 @pytest.mark.scenario(clauses=["learner-ranks/several-ranks-take-full-sync-only#1"])
 @pytest.mark.parametrize("mode", ["adapter", "auto"])
 def test_several_ranks_send_all_weights_to_servers(mode):

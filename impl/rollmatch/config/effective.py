@@ -50,6 +50,11 @@ def engine_dtype(config: RunConfig) -> Dtype:
     return "bfloat16" if config.training.bf16 else config.model.torch_dtype
 
 
+def quantization(config: RunConfig) -> str | None:
+    """How the engine's weights are held in fewer bits, as vLLM names it; None: they are not."""
+    return "fp8_per_channel" if config.custom.extra.rollout_matching.vllm.quantization == "fp8" else None
+
+
 def compute_dtype(config: RunConfig) -> Literal["bfloat16", "float16"] | None:
     """Precision of the learner's autocast; None: it computes in that of its weights."""
     if config.training.bf16:

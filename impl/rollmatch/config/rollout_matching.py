@@ -53,6 +53,9 @@ class VllmConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of the engine's weights, and of weights on their way there. auto is bfloat16 with training.bf16, else
     model.torch_dtype (where that is auto, the one of config.json)."""
+    quantization: Literal["fp8"] | None = None
+    """fp8: the engine holds linear weights in 8 bits, a scale for each row, made of each sync's weights; needs dtype
+    bfloat16 or float16 and full syncs. null: as dtype says."""
     tensor_parallel_size: Count | None = None
     """Learner ranks that share one colocated engine; null is 4 with 4 learner ranks, else 1. Unit: ranks."""
     gpu_memory_utilization: PositiveShare = 0.45

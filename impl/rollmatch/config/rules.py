@@ -94,6 +94,24 @@ def _adapter_sync(config: RunConfig) -> Iterator[ConfigError]:
         yield ConfigError(problem, code="adapter-incomplete", key="tuner.use_dora", remedy=remedy)
 
 
+def _quantized_engine(config: RunConfig) -> Iterator[ConfigError]:
+    vllm, dtype = _rollout(config).vllm, effective.engine_dtype(config)
+    problem, remedy = "", ""
+    if vllm.carries_adapter:
+        problem, remedy = (
+            "adapters are sent alone, and merged where weights have all their bits",
+            "Set sync.mode to full.",
+        )
+    elif dtype == "float32":
+        problem, remedy = (
+            "the engine's other weights are float32",
+            "Set vllm.dtype to bfloat16, or training.bf16 to true.",
+        )
+    if vllm.quantization is not None and problem:
+        key = f"{ROLLOUT_MATCHING}.vllm.quantization"
+        yield ConfigError(f"is {vllm.quantization}, but {problem}", code="cannot-quantize", key=key, remedy=remedy)
+
+
 def _half_weights(config: RunConfig) -> Iterator[ConfigError]:
     """Adam moves a weight by about the learning rate, which rounding to nearest undoes."""
     training, dtype = config.training, effective.learner_dtype(config)
@@ -308,6 +326,13 @@ RULES: tuple[Rule, ...] = (
         check=_adapter_options,
     ),
     Rule(reads=("tuner", "rlhf", "custom.trainer_variant", *_SYNC), check=_adapter_sync),
+    Rule(
+        reads=(
+            *("model.torch_dtype", "training.bf16"),
+            *_of_rollout("vllm.quantization", "vllm.dtype", "vllm.sync.mode", "vllm.enable_lora"),
+        ),
+        check=_quantized_engine,
+    ),
     Rule(
         reads=("tuner.train_type", "model.torch_dtype", *(f"training.{name}" for name in _PRECISION)),
         check=_half_weights,

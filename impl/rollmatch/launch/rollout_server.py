@@ -150,6 +150,7 @@ def _engine_arguments(config: RunConfig, *, on_gpu: bool) -> dict[str, object]:
         "gpu_memory_utilization": memory_share(config),
         "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
         "enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
+        "quantization": effective.quantization(config),
         "enable_prefix_caching": prefix_caching(config),
         "max_num_seqs": vllm.max_num_seqs,
         "max_num_batched_tokens": vllm.max_num_batched_tokens,

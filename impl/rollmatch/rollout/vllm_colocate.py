@@ -119,7 +119,10 @@ class VllmColocateBackend(RolloutBackend):
         self._wake("weights")  # the cache comes last: loading may need what it takes
         passing = iter(weights)
         try:
-            self._engine.apply_model(lambda model: _load(model, passing))
+            if self.settings.engine_arguments.get("quantization"):
+                self._engine.collective_rpc(_reload, args=(passing,))
+            else:
+                self._engine.apply_model(lambda model: _load(model, passing))
         finally:
             for _ in passing:  # other ranks wait in the same gathers
                 pass
@@ -273,6 +276,12 @@ class _SteppedVllm:
 def _load(model: torch.nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
     with _without_adapter_layers(model):
         model.load_weights(weights)  # type: ignore[operator]
+
+
+def _reload(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """In the worker of an engine that quantizes: its memory has no room for what is sent."""
+    with _without_adapter_layers(worker.model_runner.get_model()):
+        worker.model_runner.reload_weights(weights_iterator=weights)
 
 
 @contextmanager

@@ -289,6 +289,7 @@ def _engine_arguments(config: RunConfig) -> dict[str, object]:
         "gpu_memory_utilization": vllm.gpu_memory_utilization,
         "kv_cache_memory_bytes": cache_mib * 2**20 if cache_mib else None,
         "enforce_eager": effective.enforce_eager(config, on_gpu=on_gpu),
+        "quantization": effective.quantization(config),
         "load_format": vllm.load_format,
         "enable_lora": vllm.enable_lora,
         "enable_prefix_caching": vllm.enable_prefix_caching,

@@ -78,6 +78,8 @@ class WorkerExtension:
             )
         else:
             self.rollmatch_receiver = Receiver.start(mine, transport=transport, device=self.device)
+        if self.vllm_config.quant_config is not None:
+            self.rollmatch_receiver.reload = self.model_runner.reload_weights
         return {"rank": mine.rank}
 
     @_with_failure
@@ -167,7 +169,13 @@ class WorkerExtension:
         return model
 
     def _rollmatch_kept_base(self) -> FrozenWeights:
-        """Made when first needed; what the engine was started with is the base, unless it was placeholders."""
+        """Made when first needed; what the engine was started with is the base, unless it was placeholders.
+
+        Errors: ``merge-quantized``.
+        """
+        if self.vllm_config.quant_config is not None:
+            problem, remedy = "an engine that quantizes its weights merges no adapters", "Set sync.mode to full."
+            raise SyncError(problem, code="merge-quantized", key="adapter", remedy=remedy)
         if self.rollmatch_base is None:
             config = self.model_runner.model_config
             self.rollmatch_base = FrozenWeights(config.model, dtype=config.dtype, device=self.device)

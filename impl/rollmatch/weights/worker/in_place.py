@@ -1,6 +1,7 @@
 """Receives weights straight into vLLM's parameters, which nobody may use meanwhile; adapters are merged into them.
 
-Weights that are staged come into memory beside them, while the engine generates, and are copied from there.
+Weights that are staged come into memory beside them, while the engine generates, and are copied from there. A model
+that vLLM quantizes has no memory for what is sent: all of it comes beside, and is quantized from there.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +20,7 @@ from rollmatch.weights.nccl import MERGE_LIMIT_S, DirectGroup, failing, open_dir
 from rollmatch.weights.plan import Spec
 from rollmatch.weights.transfer_plan import MergePlan, TransferPlan
 from rollmatch.weights.worker.merging import FrozenWeights, check_merged, merge_in_place
-from rollmatch.weights.worker.receiver import Received, Receiver, SyncDropped, check_announced, wait_go
+from rollmatch.weights.worker.receiver import Received, Receiver, SyncDropped, check_announced, load_by, wait_go
 from rollmatch.weights.worker.weight_layout import (
     Location,
     WeightLayout,
@@ -64,7 +65,9 @@ class InPlaceReceiver(Receiver):
 
     def begin(self, plan: TransferPlan) -> None:
         """As ``Receiver``, once it is known where everything goes. Errors also: ``LayoutUnknown``."""
-        if plan.merge is not None:
+        if self.reload is not None:
+            pass
+        elif plan.merge is not None:
             self.learn(plan.merge.model)
         elif not (plan.tensors is self._learnt_from and self.layout.holds_for(self._model)):
             self.learn([spec for spec in plan.tensors if spec.name not in plan.aliases])
@@ -90,12 +93,16 @@ class InPlaceReceiver(Receiver):
 
     def _receive(self, plan: TransferPlan, received: Received) -> None:
         assert plan.sync_id is not None
-        beside = None if plan.in_place else self._make_room(plan.tensors)  # while a refusal costs nobody anything
+        stays_beside = not plan.in_place or self.reload is not None
+        beside = self._make_room(plan.tensors) if stays_beside else None  # while a refusal costs nobody anything
         wait_go(self.group.store, plan.sync_id)
         with failing(f"rank {self.group.rank}"), self.group.on_device(), torch.no_grad():
             if beside is not None:
                 self._receive_buckets(plan, received, beside=beside)
-                received.tensors |= beside
+                if plan.in_place:
+                    self._load(self._model, beside, aliases=plan.aliases)
+                else:
+                    received.tensors |= beside
                 return
             if plan.merge is not None:
                 self._merge(plan.merge, self._receive_adapter(plan, received), received)
@@ -108,11 +115,18 @@ class InPlaceReceiver(Receiver):
 
     def load_into(self, model: nn.Module, *, aliases: Collection[str] = ()) -> None:
         """Copy what was staged into the model. Errors: as ``Receiver``, ``TransferFailed``."""
-        tensors = {name: tensor for name, tensor in self.take().items() if name not in aliases}
-        self.served.is_whole = False
         with failing(f"rank {self.group.rank}"):  # else the server would not know that the model holds a mixture
+            self._load(model, self.take(), aliases=aliases)
+
+    def _load(self, model: nn.Module | None, tensors: Mapping[str, Tensor], *, aliases: Collection[str]) -> None:
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+        self.served.is_whole = False
+        if self.reload is None:
+            assert model is not None
             write_tensors(model, self.layout, tensors)
-            self.group.finish()
+        else:
+            load_by(self.reload, tensors)
+        self.group.finish()
         self.served.is_whole = True
 
     def _make_room(self, specs: Sequence[Spec]) -> dict[str, Tensor]:

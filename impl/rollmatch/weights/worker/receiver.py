@@ -2,9 +2,9 @@
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from rollmatch.weights.nccl import DirectGroup
 from rollmatch.weights.stateless import StatelessGroup
 from rollmatch.weights.transfer_plan import TransferPlan
 
+Load = Callable[[Iterator[tuple[str, Tensor]]], object]
 STATELESS = "stateless"
 TRANSPORTS = (GLOO, DIRECT, STATELESS)
 
@@ -86,6 +87,8 @@ class Receiver:
         """The last plan that may be named again."""
         self._blocks = Blocks()
         self._lent: list[Tensor] = []
+        self.reload: Load | None = None
+        """How weights get into a model that vLLM quantizes: all at once. None: it does not."""
         self._left = threading.Event()
         """Set when the group is of no more use, also while it is being joined."""
         self._thread = threading.Thread(target=self._work, daemon=True, name="rollmatch-receiver")
@@ -173,7 +176,8 @@ class Receiver:
 
         Errors: ``communicator-missing``, ``weights-broken``.
         """
-        load_into(model, {name: tensor for name, tensor in self.take().items() if name not in aliases})
+        tensors = {name: tensor for name, tensor in self.take().items() if name not in aliases}
+        load_by(self.reload or model.load_weights, tensors)
         kept = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
         lent, self._lent = self._lent, []  # a loader may keep a tensor as it is; other memory is used again
         self._blocks.give_back([block for block in lent if block.untyped_storage().data_ptr() not in kept])
@@ -277,10 +281,10 @@ class Receiver:
 
 
 @torch.no_grad()
-def load_into(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_by(load: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """All tensors, by checkpoint name. Errors: ``weights-broken``; the model may then hold a mixture."""
     try:
-        model.load_weights(iter(tensors.items()))  # type: ignore[operator]
+        load(iter(tensors.items()))
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise SyncError(
             f"vLLM's loader: {kind_and_text(error)}",

@@ -15,7 +15,7 @@ from torch import nn
 
 from rollmatch.weights.plan import Spec
 from rollmatch.weights.worker.load_tracer import Copy, LayoutUnknown, LoadTrace, storage_of, trace_load
-from rollmatch.weights.worker.receiver import load_into
+from rollmatch.weights.worker.receiver import load_by
 
 Extent = NDArray[np.int64]
 """[n, 2] first byte and end of runs of bytes in one storage."""
@@ -186,7 +186,7 @@ def load_changed(model: nn.Module | None, layout: WeightLayout, tensors: Mapping
     """Those that vLLM's loader changes on the way. Errors: ``weights-broken``."""
     changed = {name: tensor for name, tensor in tensors.items() if layout.by_name[name].by_loader}
     if changed and model is not None:
-        load_into(model, changed)
+        load_by(model.load_weights, changed)
 
 
 def fill_padding(layout: WeightLayout) -> None:
