@@ -2,6 +2,7 @@
 
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,7 @@ def test_a_worker_returns_that_its_port_is_taken():
 def test_a_worker_tells_how_long_it_waits_in_a_group_that_was_left():
     worker = WorkerExtension()
     worker.rank, worker.device = 0, None
+    worker.vllm_config = SimpleNamespace(quant_config=None)
     address = GroupAddress(
         host="127.0.0.1",
         port=free_port(),
