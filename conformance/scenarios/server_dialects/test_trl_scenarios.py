@@ -46,7 +46,7 @@ def test_the_trainer_is_the_last_rank(monkeypatch):
     server = SimpleNamespace(
         dialect=SimpleNamespace(name="trl"),
         routes={},
-        get=lambda route: {"world_size": 2},
+        world_size=lambda: 2,
         control=lambda route, body=None, **_: calls.append((route, body)),
         empty_caches=lambda: None,
     )
