@@ -21,8 +21,12 @@ from rollmatch.run.machine import has_gpu
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
 
-FLASH = {"flash_attention_2": "flash-attn", "flash_attention_3": "flash-attn-3", "flash_attention_4": "flash-attn-4"}
-"""Attention of transformers -> the package that has it."""
+FLASH = {
+    "flash_attention_2": "Install flash-attn",
+    "flash_attention_3": "Build flash-attn-3 from the folder hopper of flash-attention: PyPI has none",
+    "flash_attention_4": "Install flash-attn-4 (pip install --pre: there are beta versions alone)",
+}
+"""Attention of transformers -> how to get the package that has it."""
 MASTER_BYTES = 4
 ADAM_STATES = 2
 
@@ -63,8 +67,8 @@ def check_attention(config: RunConfig) -> None:
     }
     if name not in installed or (has_gpu() and installed[name]()):
         return
-    problem = f"is {name}, which needs {f'the package {FLASH[name]}' if has_gpu() else 'a GPU'}"
-    remedy = f"{'Install it, or set' if has_gpu() else 'Set'} packed, which needs nothing besides torch, or sdpa."
+    problem = f"is {name}, which needs {'a package that is not installed' if has_gpu() else 'a GPU'}"
+    remedy = f"{f'{FLASH[name]}, or set' if has_gpu() else 'Set'} packed, which needs nothing besides torch, or sdpa."
     raise ConfigError(problem, code="attention-missing", key="model.attn_impl", remedy=remedy)
 
 
