@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from conformance.judge.servers.held import HeldWeights
 from conformance.judge.servers.numbers import TOLERANCE
 from conformance.judge.servers.peers import BESIDE_EMBEDDINGS
 from conformance.judge.servers.pictures import PROBED, picture
@@ -122,9 +123,13 @@ class Policies:
         transformers.utils.logging.disable_progress_bar()  # it would stand between the verdicts
         return load_policy(ModelConfig(model=self.directory, torch_dtype="float32"), TunerConfig()).eval()
 
+    @cached_property
+    def _held(self) -> HeldWeights:
+        return HeldWeights(self.model)
+
     def _load(self, number: int) -> None:
         if self._loaded != number:
-            self.model.load_state_dict(self.weights(number), strict=False)
+            self._held.write(self.weights(number))
             self._loaded = number
 
 

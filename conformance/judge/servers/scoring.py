@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from conformance.judge.servers.held import HeldWeights
 from conformance.judge.servers.numbers import EVERY_TENSOR, needed, seen
 from conformance.judge.servers.policy import Policies
 from conformance.judge.servers.question import Question
@@ -101,9 +102,9 @@ class Scorer:
             if key not in self._left_out:
                 old, new = self.policies.weights(0), self.policies.weights(EVERY_TENSOR)
                 self._load(EVERY_TENSOR)
-                self._put({name: old[name] for name in names})
+                self._held.write({name: old[name] for name in names})
                 self._left_out[key], _ = self._score(question, ids)
-                self._put({name: new[name] for name in names})
+                self._held.write({name: new[name] for name in names})
             return self._left_out[key]
 
     def weights_that_show(self) -> Mapping[str, Tensor]:
@@ -149,17 +150,12 @@ class Scorer:
 
     def _load(self, number: int) -> None:
         if self._loaded != number:
-            self._put(self.policies.weights(number))
+            self._held.write(self.policies.weights(number))
             self._loaded = number
 
     @cached_property
-    def _held(self) -> dict[str, Tensor]:
-        """The model's own tensors. Writing into one takes a hundredth of ``load_state_dict``."""
-        return dict(self._model.state_dict())
-
-    def _put(self, weights: Mapping[str, Tensor]) -> None:
-        for name in weights.keys() & self._held.keys():
-            self._held[name].copy_(weights[name])
+    def _held(self) -> HeldWeights:
+        return HeldWeights(self._model)
 
     def _score(self, question: Question, ids: Sequence[int]) -> tuple[list[float], list[float]]:
         if not ids or max(ids) >= self._model.get_input_embeddings().num_embeddings:
