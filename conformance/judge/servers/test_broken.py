@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from conformance.doubles.broken_bench import MISTAKES, BrokenBench
+from conformance.doubles.checkpoints import make_checkpoint
 from conformance.doubles.digits import MODEL
 from conformance.judge.servers.broken.app import serving
 from conformance.judge.servers.broken.calls import LONG, PAUSED, wait_while
@@ -20,6 +21,7 @@ from conformance.judge.servers.broken.updates import NORM
 from conformance.judge.servers.check import MISSED
 from conformance.judge.servers.checks import BY_ID, calls, checks_for, ends, generation, liveness, pauses
 from conformance.judge.servers.numbers import FALSE_ALARM, chance_at_most
+from conformance.judge.servers.policy import Policies
 from conformance.judge.servers.profiles import required_by
 from conformance.judge.servers.run import SIGNS_OF_LIFE, ask_and_judge, is_well
 
@@ -165,6 +167,19 @@ def test_a_tensor_that_is_left_out_is_named(bench):
     assert (verdict.state, verdict.reason.split()[-1]) == (MISSED, NORM)
     assert len(scorer.weights_that_show()) == 120
     assert scorer.hidden_names == []
+
+
+@pytest.mark.wide
+def test_experts_that_are_updated_only_once_are_found(tmp_path):
+    """As loaders do that put experts into another form at the first update."""
+    make_checkpoint("qwen3_moe", tmp_path)
+    check = BY_ID["a-second-update-is-as-exact"]
+    with serving(TinyEngine(str(tmp_path), Switches())) as server:
+        server.key = "sesame"
+        mixture = BrokenBench(server, Policies(tmp_path))
+        for dialect in ("swift", "trl"):
+            assert mixture.ask(dialect, check).state == "passed"
+            assert mixture.ask(dialect, check, "experts are never updated again").state == MISSED
 
 
 @pytest.mark.scenario(

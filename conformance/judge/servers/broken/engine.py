@@ -22,7 +22,9 @@ from transformers import (
 )
 
 from conformance.judge.servers.broken.switches import Switches
+from conformance.judge.servers.held import HeldWeights
 from conformance.judge.servers.scoring import penalised
+from rollmatch.model.checkpoint import base_weights
 
 LONGEST, CAP = 512, 250
 BLOCK = 128
@@ -105,14 +107,15 @@ class TinyEngine:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        return dict(self.model.named_parameters())
+        """By the names of the checkpoint."""
+        return dict(base_weights(self.model))
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Calls that run keep the model they began with."""
         stamp = hash(tuple((name, tensor.sum().item(), tensor.abs().sum().item()) for name, tensor in weights.items()))
         if stamp not in self._ready:
             made = copy.deepcopy(self._first)
-            made.load_state_dict(dict(weights), strict=False)
+            HeldWeights(made).write(weights)
             self._ready[stamp] = made
         self.model, self._stamp = self._ready[stamp], stamp
         has_long, has_picture = (any(find(key) for key in self._cached) for find in (_is_long, _is_picture))
