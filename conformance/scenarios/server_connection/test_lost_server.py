@@ -24,7 +24,7 @@ def test_a_dead_servers_share_moves_until_it_is_back(attach):
     def dead(*_, **__):
         raise ServerDied("is gone", key=first.base_url)
 
-    first.infer, first.path_of = dead, lambda route: "/nowhere"
+    first.infer, first.path_of = dead, lambda *_: "/nowhere"
     assert tokens_of(source.generate(requests_of(4), GREEDY)) == undisturbed
     assert (backend.lost, source.policy_version) == ({0}, 1)
     assert [(event["server"], event["num_present"]) for event in events_of(backend, "server_lost")] == [
