@@ -127,7 +127,7 @@ def learned(urls):
         server.connect()
     sender = NativeSender(servers, rendezvous(timeout_s=2, join_timeout_s=2), stage=False)
     backend, found = VllmServerBackend(servers, TEMPLATE, Ranks(), sender=sender), {}
-    backend.call_rules = CallRules(num_ids=NUM_IDS)
+    backend.calls.rules = CallRules(num_ids=NUM_IDS)
     try:
         for _ in range(2):
             version = backend.policy_version + 1
