@@ -216,6 +216,24 @@ def stopped(*running: psutil.Process) -> Iterator[None]:
         send_all(signal.SIGCONT)
 
 
+RUNNING_S, STOPPED_S = 0.005, 0.02
+
+
+@contextmanager
+def stopped_when(is_reached: Callable[[], bool], *running: psutil.Process) -> Iterator[None]:
+    """They do nothing inside, and something is reached that they would soon leave behind.
+
+    They run and stand still in turn until then, so that it is seen on a busy machine, too.
+    """
+    while True:
+        time.sleep(RUNNING_S)
+        with stopped(*running):
+            time.sleep(STOPPED_S)  # until what they wrote last is read
+            if is_reached():
+                yield
+                return
+
+
 def is_healthy(url: str) -> bool:
     """Whether a server answers, and says so; stock servers know the route without a slash only."""
     try:

@@ -1,6 +1,5 @@
 """One server with two replicas for all tests that need an engine; it restarts what does not finish quickly."""
 
-import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -10,7 +9,7 @@ from starlette.testclient import TestClient
 from conformance.doubles.digits import BRIEF, load_model, perturb, requests_for, scenes, template_of
 from conformance.doubles.instance import free_port
 from conformance.doubles.learner_side import native_backend
-from conformance.doubles.processes import stopped
+from conformance.doubles.processes import stopped_when
 from conformance.doubles.stand_in import make_stand_in
 from conformance.judge.calls import RawLearner, text_batch
 from conformance.judge.servers.bounded import in_thread
@@ -20,8 +19,6 @@ from rollmatch.model.checkpoint import merged_weights
 from rollmatch.rollout.hf import HfBackend
 
 NUM_SCENES = 6
-RUNNING_S, STOPPED_S = 0.005, 0.02
-"""Engines run and stand still in turn: on a busy machine some responses would end before others begin."""
 HELD_S, MOST_OF_TURNS = 0.05, 0.99
 """Of processor time, and the share of turns of the event loop that take no more."""
 
@@ -168,27 +165,22 @@ def num_restarted(server):
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("rollmatch_restarted_requests"))
 
 
-def under_way(server, write, *, num_tokens=1):
-    """A call in a thread, once so many tokens of its responses are written."""
-    begun, call = server.health()["progress"], in_thread(write)
-    while server.health()["progress"] < begun + num_tokens:
-        assert not call.done(), call.result()
-    return call
-
-
 @contextmanager
 def held(instance, write, *, num_tokens=1):
-    """A call in a thread; inside, its responses have so many tokens, and the engines stand still."""
+    """A call in a thread; inside, its responses have so many tokens, and the engines stand still.
+
+    None has ended: on a busy machine some would have before others begin.
+    """
     engines, begun = instance.workers(), instance.server.health()["progress"]
     call = in_thread(write)
-    while True:
-        with stopped(*engines):
-            time.sleep(STOPPED_S)  # until what they wrote last is read
-            if instance.server.health()["progress"] >= begun + num_tokens:
-                yield call
-                return
-        assert not call.done(), call.result()
-        time.sleep(RUNNING_S)
+
+    def have_begun():
+        has_enough = instance.server.health()["progress"] >= begun + num_tokens
+        assert has_enough or not call.done(), call.result()
+        return has_enough
+
+    with stopped_when(have_begun, *engines):
+        yield call
 
 
 class LongResponses:

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from conformance.doubles.digits import MODEL, load_model
 from conformance.doubles.division import MATCHING
-from conformance.doubles.processes import START_TIMEOUT_S, stopped
+from conformance.doubles.processes import START_TIMEOUT_S, stopped_when
 from conformance.doubles.ray_nodes import own_address, ray_nodes
 from conformance.doubles.started import journal_of, started
 from conformance.doubles.up_run import left_of, lose, now, overrides_of, starts_of, up
@@ -31,8 +31,6 @@ WIDTH = 4096
 """Of the layers' widest weights: 25 MB in all."""
 HELD_BYTES = 2**18
 """In the socket of an engine: only weights are as many."""
-RUNNING_S, STOPPED_S = 0.005, 0.02
-"""An engine runs and stands still in turn until weights are seen on their way: 25 MB do not come within one turn."""
 
 
 def write_wide(folder):
@@ -75,20 +73,19 @@ def lose_in_transfer(run, running, nodes, name):
     running.wait_until(lambda: len(journal_of(run.out, "packed")) > num_synced)  # the next sync follows
     engines = front.children(recursive=True)
     ports, deadline = ports_of(engines), time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        time.sleep(RUNNING_S)
-        with stopped(*engines):
-            time.sleep(STOPPED_S)
-            if waiting_bytes(ports) < HELD_BYTES:
-                continue
-            run.lost_after.append(run.synced()[-1]["step"])
-            lose(nodes, node)
-            for each in engines:  # whom a cut of power leaves no time to leave the group
-                each.kill()
-            running.wait_until(lambda: not front.is_running())
-        nodes.add()
-        return
-    raise AssertionError("no transfer was seen")
+
+    def are_on_their_way():
+        """25 MB do not come within one turn of the engine."""
+        assert time.monotonic() < deadline, "no transfer was seen"
+        return waiting_bytes(ports) >= HELD_BYTES
+
+    with stopped_when(are_on_their_way, *engines):
+        run.lost_after.append(run.synced()[-1]["step"])
+        lose(nodes, node)
+        for each in engines:  # whom a cut of power leaves no time to leave the group
+            each.kill()
+        running.wait_until(lambda: not front.is_running())
+    nodes.add()
 
 
 @pytest.fixture(scope="module")
