@@ -15,9 +15,7 @@ import torch
 from benchmarks.gpu.eight_billion import IDS, make_directory, random_weights
 from benchmarks.gpu.one_engine import EngineLoad, time_server
 from benchmarks.gpu.report import Report, parser_of
-from conformance.doubles.instance import Instance, settings_for
-from conformance.doubles.learner_side import connected, rendezvous
-from rollmatch.dialects.native.sender import NativeSender
+from benchmarks.gpu.ways import OurServers
 
 LOAD = EngineLoad(num_requests=128, prompt_len=90, response_len=512, first_id=1000, last_id=IDS - 1000)
 PLAIN = "bfloat16"
@@ -26,45 +24,28 @@ BAR = 1.25
 """Tokens a second, with 8 bits by without."""
 
 
-class Served:
-    """One of the servers, and the learner's way to it."""
-
-    def __init__(self, way, directory, folder):
-        arguments = MEMORY if way == PLAIN else MEMORY | {"quantization": way}
-        fields = {"dtype": "bfloat16", "max_model_len": 1024, "load_format": "dummy", "gpus": ("0",), "drain_s": 0.0}
-        settings = settings_for(model=str(directory), engine_arguments=arguments, **fields)
-        self.way, self.instance, self.version = way, Instance(settings, folder / f"{way}.log"), 0
-
-    def connect(self, weights):
-        self.instance.wait_ready()
-        self.weights = weights
-        meeting = rendezvous(timeout_s=120, join_timeout_s=120)
-        self.sender = NativeSender(
-            [connected(self.instance.url, timeout_s=240)], meeting, transport="direct", stage=False
-        )
-
-    def sync(self):
-        self.version += 1
-        self.sender.send(self.weights.items(), version=self.version)
-
-    def step_ms(self, seed):
-        return (
-            time_server(self.instance.server, LOAD, seed, num_replicas=1, for_learning=True) / LOAD.response_len * 1000
-        )
+def served(way, directory, folder):
+    """One server, as ``OurServers`` starts it."""
+    folder.mkdir()
+    arguments = MEMORY if way == PLAIN else MEMORY | {"quantization": way}
+    return OurServers(directory, 1, folder, arguments, max_model_len=1024)
 
 
 def measure(report, servers, *, rounds):
-    """Each way in turn: a sync, a round of responses; the first of both sets things up."""
-    steps, syncs = ({server.way: [] for server in servers} for _ in range(2))
+    """Each way in turn: a sync, a round of responses; the first round sets things up."""
+    steps = {way: [] for way in servers}
     for number in range(rounds + 1):
-        for place, server in enumerate(servers):
-            report.sample(f"sync {server.way}", server.sync)
-            step_ms = server.step_ms(1000 * number + place)
-            report.say(f"{server.way}: {step_ms:.2f} ms a step{'' if number else ' (warm-up)'}")
-            if number:
-                steps[server.way].append(step_ms)
-                syncs[server.way].append(report.samples[f"sync {server.way}"][-1])
-        report.write(step_ms=steps, sync_s=syncs)
+        for place, (way, sync) in enumerate(servers.items()):
+            report.sample(f"sync {way}", sync)
+            (instance,), seed = sync.instances, 1000 * number + place
+            took = time_server(instance.server, LOAD, seed, num_replicas=1, for_learning=True)
+            step_ms = took / LOAD.response_len * 1000
+            report.say(f"{way}: {step_ms:.2f} ms a step{'' if number else ' (warm-up)'}")
+            steps[way].append(step_ms)
+        if not number:
+            report.samples.clear()
+            steps = {way: [] for way in servers}
+        report.write(step_ms=steps)
     plain = statistics.median(steps[PLAIN])
     gains = {way: plain / statistics.median(samples) for way, samples in steps.items() if way != PLAIN}
     report.write(tokens_per_second_by_plain=gains, bar=BAR)
@@ -78,16 +59,16 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "model"
         make_directory(directory)
-        servers = [Served(way, directory, Path(folder)) for way in (PLAIN, *options.ways)]
+        servers = {way: served(way, directory, Path(folder, way)) for way in (PLAIN, *options.ways)}
         try:
             weights = random_weights(torch.device("cuda", torch.cuda.current_device()))
-            for server in servers:
+            for way, server in servers.items():
                 server.connect(weights)
-                report.say(f"{server.way}: ready")
+                report.say(f"{way}: ready")
             found = measure(report, servers, rounds=options.rounds)
         finally:
-            for server in servers:
-                server.instance.end()
+            for server in servers.values():
+                server.end()
     report.end(found)
 
 

@@ -70,8 +70,8 @@ def learner_device():
     return device
 
 
-def sender_to(server):
-    return NativeSender([connected(server.url)], rendezvous(join_timeout_s=60.0), stage=False)
+def sender_to(server, *, stage=False):
+    return NativeSender([connected(server.url)], rendezvous(join_timeout_s=60.0), stage=stage)
 
 
 def push(sender, server, weights):
@@ -134,7 +134,7 @@ def test_graphs_of_an_engine_that_quantizes_read_what_was_sent_last(tmp_path, le
 def check_in_turn(server, weights, others, wanted):
     """``wanted`` is written by ``weights`` alone, received while nothing is generated and beside generation."""
     for stage in (False, True):
-        sender = NativeSender([connected(server.url)], rendezvous(join_timeout_s=60.0), stage=stage)
+        sender = sender_to(server, stage=stage)
         push(sender, server, others)
         assert answers(server, NUM_SCENES) != wanted
         push(sender, server, weights)
