@@ -95,21 +95,16 @@ def _adapter_sync(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _quantized_engine(config: RunConfig) -> Iterator[ConfigError]:
-    vllm, dtype = _rollout(config).vllm, effective.engine_dtype(config)
-    problem, remedy = "", ""
+    vllm, code, key = _rollout(config).vllm, "cannot-quantize", f"{ROLLOUT_MATCHING}.vllm.quantization"
+    if vllm.quantization is None:
+        return
     if vllm.carries_adapter:
-        problem, remedy = (
-            "adapters are sent alone, and merged where weights have all their bits",
-            "Set sync.mode to full.",
-        )
-    elif dtype == "float32":
-        problem, remedy = (
-            "the engine's other weights are float32",
-            "Set vllm.dtype to bfloat16, or training.bf16 to true.",
-        )
-    if vllm.quantization is not None and problem:
-        key = f"{ROLLOUT_MATCHING}.vllm.quantization"
-        yield ConfigError(f"is {vllm.quantization}, but {problem}", code="cannot-quantize", key=key, remedy=remedy)
+        problem = "is fp8, but adapters are sent alone, and merged where weights have all their bits"
+        yield ConfigError(problem, code=code, key=key, remedy="Set sync.mode to full.")
+    elif effective.engine_dtype(config) == "float32":
+        problem = "is fp8, but the engine's other weights are float32"
+        remedy = "Set vllm.dtype to bfloat16, or training.bf16 to true."
+        yield ConfigError(problem, code=code, key=key, remedy=remedy)
 
 
 def _half_weights(config: RunConfig) -> Iterator[ConfigError]:

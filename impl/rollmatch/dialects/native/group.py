@@ -56,7 +56,7 @@ class Rendezvous:
         return self.join_timeout_s + GRACE_S
 
     def address(self, *, rank: int, world_size: int, secret: str = "") -> GroupAddress:
-        """The place of this rank in a group that meets here."""
+        """The address of the group, for one of its ranks."""
         limits: dict[str, Any] = {"timeout_s": self.timeout_s, "join_timeout_s": self.join_timeout_s}
         return GroupAddress(host=self.host, port=self.port, rank=rank, world_size=world_size, secret=secret, **limits)
 

@@ -65,14 +65,16 @@ class InPlaceReceiver(Receiver):
 
     def begin(self, plan: TransferPlan) -> None:
         """As ``Receiver``, once it is known where everything goes. Errors also: ``LayoutUnknown``."""
-        if self.reload is not None:
-            pass
-        elif plan.merge is not None:
+        if self.reload is None:
+            self._learn_of(plan)
+        super().begin(plan)
+
+    def _learn_of(self, plan: TransferPlan) -> None:
+        if plan.merge is not None:
             self.learn(plan.merge.model)
         elif not (plan.tensors is self._learnt_from and self.layout.holds_for(self._model)):
             self.learn([spec for spec in plan.tensors if spec.name not in plan.aliases])
             self._learnt_from = plan.tensors
-        super().begin(plan)
 
     @property
     def group(self) -> DirectGroup:
