@@ -1,6 +1,7 @@
 """Engines that hold weights in 8 bits: they are sent in full, and quantized again at each sync."""
 
 import shutil
+from itertools import count
 
 import numpy as np
 import pytest
@@ -19,6 +20,11 @@ from rollmatch.weights.named_weights import adapter_of
 pytestmark = [pytest.mark.engine, pytest.mark.wide]
 QUANTIZED = ENGINE | {"quantization": "fp8_per_channel"}
 ARITHMETIC = ROOT / "fixtures/arithmetic/grpo.yaml"
+WAYS = (
+    {"transport": "gloo", "stage": False},
+    {"transport": "direct", "stage": False},
+    {"transport": "direct", "stage": True},
+)
 SAMPLED = {"max_tokens": 24, "temperature": 1.0, "ignore_eos": True, "logprobs": True}
 
 
@@ -48,19 +54,22 @@ def test_a_quantized_server_answers_as_one_started_with_the_weights(tmp_path, po
     with running(tmp_path / "started", model=str(saved(changed, tmp_path / "model")), **fields) as instance:
         expected = written_by(instance.server, scene_batch)
     with running(tmp_path / "synced", load_format="dummy", **fields) as instance:
-        sender = NativeSender([connected(instance.server.url)], rendezvous(), stage=False)
-        for version, policy in enumerate((changed, policies[2], changed), start=1):
-            sender.send(policy.weights.items(), version=version)
-            ids, values, by = written_by(instance.server, scene_batch)
-            assert by == version
-            assert (ids == expected[0]) is (policy is changed)
-        assert np.array_equal(values, expected[1])
-        with refused("merge-quantized", "adapter"):
-            sender.send_adapter(adapter_of(adapted(use_dora=False)), version=4)
-        assert written_by(instance.server, scene_batch)[0] == expected[0]
-        sender.send(policies[2].weights.items(), version=5)
-        assert written_by(instance.server, scene_batch)[2] == 5
-        sender.close()
+        versions = count(1)
+        for way in WAYS:
+            sender = NativeSender([connected(instance.server.url)], rendezvous(), **way)
+            for policy in (changed, policies[2], changed):
+                version = next(versions)
+                sender.send(policy.weights.items(), version=version)
+                ids, values, by = written_by(instance.server, scene_batch)
+                assert by == version
+                assert (ids == expected[0]) is (policy is changed)
+            assert np.array_equal(values, expected[1])
+            with refused("merge-quantized", "adapter"):
+                sender.send_adapter(adapter_of(adapted(use_dora=False)), version=next(versions))
+            assert written_by(instance.server, scene_batch)[0] == expected[0]
+            sender.send(policies[2].weights.items(), version=next(versions))
+            assert written_by(instance.server, scene_batch)[0] != expected[0]
+            sender.close()
 
 
 @pytest.mark.scenario("weight-sync/a-quantized-engine-writes-what-a-learner-learns-from")
