@@ -267,6 +267,8 @@ def test_a_quantized_engine_takes_all_weights_in_half_precision(mode):
         config_with(*own, "~.vllm.dtype=float32")
     with refused("cannot-quantize", key, problem="adapters", remedy="full"):
         config_with(*own, LORA, *ALONE, "~.vllm.dtype=bfloat16")
+    with refused("cannot-quantize", key, problem="ms-swift", remedy="rollmatch"):
+        config_with(*own, "~.vllm.dtype=bfloat16", "custom.extra.rollout_server.engine=swift")
     config_with(*own, "~.vllm.dtype=bfloat16")
     config_with(*own, "training.bf16=true")
 

@@ -101,6 +101,9 @@ def _quantized_engine(config: RunConfig) -> Iterator[ConfigError]:
     if vllm.carries_adapter:
         problem = "is fp8, but adapters are sent alone, and merged where weights have all their bits"
         yield ConfigError(problem, code=code, key=key, remedy="Set sync.mode to full.")
+    elif config.custom.extra.rollout_server.engine == "swift":
+        problem = "is fp8, but ms-swift's server loads later weights as they come"
+        yield ConfigError(problem, code=code, key=key, remedy="Set rollout_server.engine to rollmatch.")
     elif effective.engine_dtype(config) == "float32":
         problem = "is fp8, but the engine's other weights are float32"
         remedy = "Set vllm.dtype to bfloat16, or training.bf16 to true."
@@ -323,7 +326,7 @@ RULES: tuple[Rule, ...] = (
     Rule(reads=("tuner", "rlhf", "custom.trainer_variant", *_SYNC), check=_adapter_sync),
     Rule(
         reads=(
-            *("model.torch_dtype", "training.bf16"),
+            *("model.torch_dtype", "training.bf16", "custom.extra.rollout_server.engine"),
             *_of_rollout("vllm.quantization", "vllm.dtype", "vllm.sync.mode", "vllm.enable_lora"),
         ),
         check=_quantized_engine,
