@@ -10,7 +10,7 @@ from conformance.doubles.digits import load_model
 from conformance.doubles.instance import free_port, running
 from conformance.doubles.memory_limit import limited_memory
 from conformance.doubles.processes import is_healthy
-from conformance.doubles.server_fixtures import under_way
+from conformance.doubles.server_fixtures import held
 from conformance.judge.calls import RawLearner, text_batch
 from conformance.judge.servers.bounded import in_thread
 from rollmatch.model.checkpoint import merged_weights
@@ -52,9 +52,9 @@ def test_a_worker_that_is_killed_for_its_memory_ends_calls_and_streams_by_name(n
     server = instance.server
     body = {"requests": text_batch([[5]] * 48), "sampling": LONG}
     stream = in_thread(last_event, instance)
-    call = under_way(server, lambda: server.post_packed("/native/infer/", body), num_tokens=200)
+    with held(instance, lambda: server.post_packed("/native/infer/", body), num_tokens=200) as call:
+        limit.add(*instance.workers())
     began = time.monotonic()
-    limit.add(*instance.workers())
     status, reply = call.result(timeout=WELL_S)
     assert (status, reply["code"]) == (503, "worker-dead")
     assert stream.result(timeout=WELL_S)["error"]["code"] == "worker-dead"
