@@ -32,10 +32,13 @@ from conformance.doubles.ranks import together
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import weights_of
 from conformance.doubles.teacher_server import MAX_LOGPROBS, MAX_MODEL_LEN, TeacherDouble, serving
+from rollmatch.dialects.http import ServerRefused
 from rollmatch.dialects.vllm.teacher import TeacherServer
 from rollmatch.errors import RolloutError
 from rollmatch.objectives.distill.teacher import ServerAnswers
+from rollmatch.ranks import Ranks
 from rollmatch.records import Segment
+from rollmatch.rollout.retry import FIRST_WAIT_S
 from rollmatch.run.assemble import make_template
 from rollmatch.run.teachers import check_teachers
 
@@ -270,6 +273,31 @@ def test_all_ranks_end_where_the_teacher_of_one_fails():
             return ended.value.code, ended.value.is_shared
 
         assert together(2, ended) == [("rank-failed", True), ("transport-failed", True)]
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#5"])
+def test_no_call_is_repeated_once_another_has_failed_for_good():
+    teacher = TeacherDouble(MODEL)
+    asked = []
+
+    def answer(handler):
+        asked.append(handler.path)
+        teacher.answer(handler)
+
+    teacher.faults = [400] + 99 * [503]
+    sample = samples()[0]
+    segments = [
+        Segment(sample=sample, policy_version=1, token_ids=(1, 2, last), prompt_len=1, prefix_len=2) for last in (3, 4)
+    ]
+    with http_server(answer) as server:
+        answers = ServerAnswers(server=TeacherServer(server.url), timeout_s=30)
+        with pytest.raises(ServerRefused) as refusal:
+            answers(segments, SimpleNamespace(step=0, ranks=Ranks()), top_k=1)
+        assert refusal.value.status == 400
+        time.sleep(4 * FIRST_WAIT_S)
+        num_asked = len(asked)
+        time.sleep(8 * FIRST_WAIT_S)
+        assert len(asked) == num_asked
 
 
 @pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#9"])

@@ -57,6 +57,8 @@ class ServerAnswers:
         self.server, self.timeout_s = server, timeout_s
         self._early: dict[int, dict[Asked, AsyncResult[Teaching]]] = {}
         """First optimizer step of a window -> what was asked of it before its targets were made."""
+        self._failure: RolloutError | None = None
+        """Of the first call that failed for good: the run ends by it, and no other is repeated."""
 
     def begin(self, step: int, segments: Sequence[Segment], *, top_k: int) -> None:
         """Call the server about segments of the window of ``step``; from any thread, waits for nothing."""
@@ -95,6 +97,9 @@ class ServerAnswers:
         )
 
     def _warn(self, error: RolloutError, pause: Pause | None) -> None:
+        self._failure = self._failure or (error if pause is None else None)
+        if self._failure is not None:
+            raise self._failure
         if pause is not None:
             LOG.warning("teacher %s, attempt %d in %.2g s: %s", self.server.base_url, *pause[:2], error)
 
