@@ -63,13 +63,14 @@ class Tool:
 
 
 class Engine(TurnSide):
-    """One server with slots; adds up the seconds for which they are in use."""
+    """One server with slots; adds up the seconds for which they are in use. An update stops all of them for a while."""
 
     num_servers, lost = 1, ()
 
     def __init__(self) -> None:
         super().__init__()
         self.slots, self.lock, self.busy_s = threading.Semaphore(SLOTS), threading.Lock(), 0.0
+        self.stopped_s = 0.0
 
     def generate_on(
         self, server_index: int, requests: Sequence[RolloutRequest], decoding: Decoding, *, start: int
@@ -85,9 +86,17 @@ class Engine(TurnSide):
     def _take_slot(self, request: RolloutRequest) -> None:
         seconds = TURN_S * (0.5 + Random(request.seed).random())
         with self.slots:
-            time.sleep(seconds)
+            stopped_s, end = self.stopped_s, time.monotonic() + seconds
+            while (left_s := end + self.stopped_s - stopped_s - time.monotonic()) > 0:
+                time.sleep(left_s)
         with self.lock:
             self.busy_s += seconds
+
+    def update(self) -> None:
+        """New weights."""
+        self.stopped_s += SYNC_S
+        time.sleep(SYNC_S)
+        self.version += 1
 
 
 def requests_of(step: int) -> list[RolloutRequest]:
@@ -139,9 +148,8 @@ def ahead(in_flight: InFlight, num_windows: int, *, lead: int) -> dict[str, floa
                 quiet.enter_context(prefetch.quiet())
             else:
                 quiet.enter_context(prefetch.held())
-                quiet.enter_context(servers.between_turns())
-            time.sleep(SYNC_S)
-            engine.version += 1
+                quiet.enter_context(servers.held())
+            engine.update()
         for coming in range(step, min(step + lead + 1, num_windows)):
             if coming not in prefetch.windows:
                 prefetch.submit(coming, requests_of(coming))
@@ -155,8 +163,8 @@ def ahead(in_flight: InFlight, num_windows: int, *, lead: int) -> dict[str, floa
 
 
 def first_complete(num_windows: int, *, lead: int, late: int) -> dict[str, float]:
-    """As ``ahead`` with ``keep``; a step takes the first complete groups. ``held_s``: from a turn's end to the next
-    sync's, per window; no turn begins then.
+    """As ``ahead`` with ``keep``; a step takes the first complete groups. ``held_s``: of a sync, per window; no turn
+    begins then.
     """
     engine, began = Engine(), time.perf_counter()
     servers = EpisodeServers(engine, replace(world(Tool, max_response_tokens=1000), may_move=True), in_flight="keep")
@@ -166,9 +174,8 @@ def first_complete(num_windows: int, *, lead: int, late: int) -> dict[str, float
     measured, num_late, held_s = (0.0, 0.0), 0, 0.0
     for step in range(num_windows):
         holds = time.perf_counter()
-        with prefetch.held(), servers.between_turns():
-            time.sleep(SYNC_S)
-            engine.version += 1
+        with prefetch.held(), servers.held():
+            engine.update()
         held_s += time.perf_counter() - holds
         coming = range(step, min(step + lead + 1, num_windows))
         for window in coming:

@@ -136,6 +136,18 @@ def test_responses_that_meet_a_sync_agree_with_the_oracle(further, tmp_path):
     assert any(len(each) > 1 for each in runs), "no sync came within a response"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "further", [{}, *(pytest.param(each, marks=pytest.mark.wide) for each in ({"resume": 2}, {"ranks": 2}))]
+)
+def test_turns_that_a_sync_comes_within_agree_with_the_oracle(further, tmp_path):
+    """Two servers that are slower than the learner."""
+    judge_episodes({f"{R}.max_staleness": 2, f"{R}.vllm.sync.in_flight": "keep"}, further | {"slow_s": 0.7}, tmp_path)
+    events = [json.loads(line) for line in (tmp_path / "draw/run/journal.jsonl").read_text().splitlines()]
+    turns = [each for event in events if event["event"] == "played" for each in event["policy_versions"]]
+    assert any(len(each) > 1 for each in turns), "no sync came within an episode"
+
+
 def judge_episodes(own, further, folder):
     keys = (
         PLAIN

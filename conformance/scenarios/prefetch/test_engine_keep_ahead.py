@@ -31,6 +31,13 @@ GRPO = (
 )
 SERVED = (f"{R}.rollout_backend=vllm", f"{R}.vllm.mode=server", f"{R}.overlap=ahead", f"{R}.max_staleness=2")
 SERVED += (f"{R}.vllm.sync.in_flight=keep",)
+PLAYED = (
+    "custom.extra.grpo.rewards=[]",
+    "custom.extra.environment.name=conformance.oracle.echo:Echo",
+    "custom.extra.environment.observations=text",
+    "custom.extra.environment.max_turns=2",
+    "custom.extra.environment.max_response_tokens=800",
+)
 BRIEF = {"samples": unseen(scenes("train")[:8]), "eval_samples": unseen(scenes()[:1])}
 
 
@@ -62,9 +69,10 @@ def served_by(server):
     "prefetch/five-steps-in-which-weights-change-within-responses",
     clauses=["prefetch/a-sync-comes-within-responses#1,2,3"],
 )
-def test_a_run_learns_from_responses_of_several_versions_as_old_as_allowed(instance, tmp_path):
+@pytest.mark.parametrize("played", [(), pytest.param(PLAYED, marks=pytest.mark.wide)], ids=["responses", "turns"])
+def test_a_run_learns_from_responses_of_several_versions_as_old_as_allowed(played, instance, tmp_path):
     held = HeldWhileLearning(instance)
-    trainer = make_trainer(tmp_path, *GRPO, *SERVED, *served_by(instance.server), **BRIEF, callbacks=[held])
+    trainer = make_trainer(tmp_path, *GRPO, *played, *SERVED, *served_by(instance.server), **BRIEF, callbacks=[held])
     assert isinstance(trainer.overlap, Ahead)
     note_what_is_learnt(trainer)
     try:

@@ -75,7 +75,7 @@ def test_a_thousand_episodes_are_learnt_from_once_and_in_time(max_bytes):
     watch, taken, largest, under_way = Watch(prefetch), {}, 0, SERVERS * CALLERS * GROUP
     for step in range(STEPS):
         watch.step = step
-        with prefetch.held(), servers.between_turns():
+        with prefetch.held(), servers.held():
             side.version += 1
         coming = [(window, PER_STEP) for window in range(step, min(step + LEAD + 1, STEPS))]
         for window, _ in coming:

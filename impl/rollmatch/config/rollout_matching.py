@@ -37,8 +37,8 @@ class SyncConfig(Section):
     more on each server's GPU, outside vllm_gpu_memory_utilization, and servers of rollmatch with one GPU per engine."""
     in_flight: Literal["wait", "keep", "restart"] = "wait"
     """What a sync does with responses and episodes that are under way (overlap: ahead). wait lets them end first. keep
-    updates the weights within responses, of an environment between two turns: newer weights write the rest, and the age
-    is that of the oldest token. restart plays unfinished episodes of an environment again, by the new weights. keep and
+    updates the weights within responses: newer weights write the rest, also of an episode, and the age is that of the
+    oldest token. restart plays unfinished episodes of an environment again, by the new weights. keep and
     restart need servers of rollmatch serve."""
 
 

@@ -37,7 +37,7 @@ class EpisodeRules:
     max_response_tokens: int
     """Of all turns and observations."""
     may_move: bool = False
-    """Whether a later turn may be written by newer weights than the turns before it."""
+    """Whether the rest may be written by newer weights than what stands before it."""
     limits: EnvironmentLimits = DEFAULTS
 
 

@@ -68,7 +68,7 @@ class EpisodeRunner:
     failed_share: float = 0.0
     """Largest share of failed episodes of a window, and of the continuations of a wave."""
     may_move: bool = False
-    """Whether a later turn may be written by newer weights than the turns before it."""
+    """Whether the rest of an episode may be written by newer weights than what stands before it."""
 
     def rules_of(self, decoding: Decoding) -> EpisodeRules:
         """Of episodes whose turns are decoded so."""
@@ -180,8 +180,9 @@ InFlight = Literal["wait", "keep", "restart"]
 class EpisodeServers:
     """Servers that return whole episodes; satisfies ``ServerBackend``.
 
-    ``in_flight`` says what a sync does with episodes under way: it waits for them, it comes between two of their turns,
-    or they are played again with the new weights. After the restart of a server no turn begins until a sync has ended.
+    ``in_flight`` says what a sync does with episodes under way: it waits for them, it comes in their midst, in the midst
+    of turns, too, or it waits for turns and they are played again with the new weights. After the restart of a server no
+    turn begins until a sync has ended.
     """
 
     def __init__(self, servers: ServerBackend, world: EpisodeRunner, *, in_flight: InFlight = "wait") -> None:
@@ -224,12 +225,13 @@ class EpisodeServers:
         return [played[place] for place in range(len(requests))]
 
     @contextmanager
-    def between_turns(self) -> Iterator[None]:
-        """No turn is under way inside, and none begins."""
+    def held(self) -> Iterator[None]:
+        """No turn begins inside, and none is under way but with ``keep``."""
         with self._gate:
             self._is_closed, self._num_syncs = True, self._num_syncs + 1
             self._gate.notify_all()
-            self._gate.wait_for(lambda: not self._num_turns)
+            if self.in_flight != "keep":
+                self._gate.wait_for(lambda: not self._num_turns)
         yield
         with self._gate:
             self._is_closed, self._restarted = False, None

@@ -284,11 +284,11 @@ def run_ahead(
     prefetch = Prefetch(episodes, source.decoding, bounds)
 
     @contextmanager
-    def between_turns() -> Iterator[None]:
-        with prefetch.quiet() if waits else prefetch.held(), episodes.between_turns():
+    def held() -> Iterator[None]:
+        with prefetch.quiet() if waits else prefetch.held(), episodes.held():
             yield
 
-    source.fence.quiet = between_turns
+    source.fence.quiet = held
     if bounds.group_size is not None:
         return FirstComplete(source, prefetch, max_staleness=max_staleness, lead=lead)
     return Ahead(source, prefetch, max_staleness=max_staleness, lead=lead, waits=waits)

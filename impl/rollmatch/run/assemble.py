@@ -246,7 +246,7 @@ def make_overlap(config: RunConfig, source: RolloutSource) -> Overlap:
         )
     in_flight = rules.vllm.sync.in_flight
     if in_flight != "wait":
-        check_versions_known(source.fence.backend.members, in_flight, within=keeps_responses(config))
+        check_versions_known(source.fence.backend.members, in_flight)
     return run_ahead(source, bounds, max_staleness=oldest, lead=lead, in_flight=in_flight)
 
 

@@ -164,17 +164,16 @@ def try_out(backend: RolloutBackend, decoding: Decoding) -> None:
 
 
 def keeps_responses(config: RunConfig) -> bool:
-    """Whether weights change within responses; those of an environment change between two turns."""
-    rules = config.custom.extra
-    return rules.rollout_matching.vllm.sync.in_flight == "keep" and not rules.environment.is_set
+    """Whether weights change within responses."""
+    return config.custom.extra.rollout_matching.vllm.sync.in_flight == "keep"
 
 
-def check_versions_known(members: ServerMembers | None, in_flight: str, *, within: bool = False) -> None:
-    """What a sync may do with what is under way; ``within``: a response. Errors: ``in-flight-without-versions``."""
+def check_versions_known(members: ServerMembers | None, in_flight: str) -> None:
+    """What a sync may do with what is under way. Errors: ``in-flight-without-versions``."""
     for server in () if members is None else members.servers:
         if server.dialect.name != "native":
             problem = f"is {in_flight}, but {server.base_url} speaks {server.dialect.name} and names no policy version"
-        elif within and not read_identity(server).keep:
+        elif in_flight == "keep" and not read_identity(server).keep:
             problem = f"is {in_flight}, but {server.base_url} cannot name the versions within a response"
         else:
             continue
