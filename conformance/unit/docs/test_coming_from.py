@@ -13,7 +13,12 @@ THEIRS = {
     "TRL 1.10 GKDConfig": "temperature lmbda beta max_new_tokens teacher_model_name_or_path teacher_model_init_kwargs "
     "disable_dropout seq_kd",
     "TRL 1.10 DistillationConfig": "teacher_model_name_or_path teacher_model_revision teacher_model_init_kwargs "
-    "max_completion_length temperature beta",
+    "max_completion_length temperature beta model_init_kwargs trust_remote_code disable_dropout remove_unused_columns "
+    "ds3_gather_for_generation shuffle_dataset pad_to_multiple_of top_p top_k min_p generation_kwargs "
+    "chat_template_kwargs repetition_penalty cache_implementation use_vllm vllm_mode vllm_model_impl "
+    "vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url vllm_server_host vllm_server_port "
+    "vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization vllm_max_model_length vllm_tensor_parallel_size "
+    "log_completions num_completions_to_print log_unique_prompts",
     "TRL 1.10 ServerDistillationConfig": "teacher_model_server_url loss_top_k loss_add_tail reverse_kl_top_1_mode",
     "TRL 1.10 SDFTConfig": "teacher_model_kind teacher_update_rate teacher_sync_steps distillation_alpha "
     "distillation_mode distillation_topk distillation_is_clip distillation_add_tail generate_from_teacher "
@@ -36,7 +41,7 @@ THEIRS = {
     "verl 0.9.1 PolicyLossConfig": "loss_mode dppo_tv dppo_kl gspo sapo gpg clip_cov kl_cov geo_mean dro cispo "
     "clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov_ratio ppo_kl_coef dro_beta",
 }
-"""Fields that concern the algorithm; those of generation and of transformers have sections of their own."""
+"""All fields of TRL's DistillationConfig; of the others those that concern the algorithm."""
 
 
 @pytest.mark.parametrize("source", THEIRS)
