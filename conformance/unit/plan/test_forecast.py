@@ -54,6 +54,15 @@ def test_memory_by_hand(forecaster):
     assert forecast.server.num_requests == 256
 
 
+def test_an_engine_of_8_bits_by_hand(forecaster):
+    """Embedding and head of Qwen3-8B stay in 16; what its matrices give back is cache."""
+    plain, quantized = forecaster(), forecaster("custom.extra.rollout_matching.vllm.quantization=fp8")
+    memory, before = (one.forecast(split(3, 1)).server for one in (quantized, plain))
+    embedding = 2 * 151_936 * 4096
+    assert memory.weights == pytest.approx(2 * embedding + (8.19e9 - embedding), rel=1e-3)
+    assert memory.cache - before.cache == before.weights - memory.weights
+
+
 def test_key_value_heads_are_divided_among_no_more_gpus_than_there_are_of_them(forecaster):
     """8 heads of Qwen3-8B: a GPU of 16 holds one of them, as a GPU of 8 does."""
     planned = forecaster()

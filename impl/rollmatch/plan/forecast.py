@@ -126,7 +126,10 @@ class Forecaster:
         vllm = self.config.custom.extra.rollout_matching.vllm
         share = vllm.gpu_memory_utilization if split.is_colocated else memory_share(self.config)
         budget, seqs = share * self.gpu.memory_bytes, vllm.max_num_seqs
-        return server_memory(self.served, self.work, budget=budget, tp=split.tp, max_num_seqs=seqs)
+        is_quantized = vllm.quantization is not None
+        return server_memory(
+            self.served, self.work, budget=budget, tp=split.tp, max_num_seqs=seqs, is_quantized=is_quantized
+        )
 
     def _resident(self, server: ServerMemory) -> float:
         """What a colocated engine keeps while the learner works."""

@@ -88,6 +88,11 @@ def _assumptions(forecaster: Forecaster) -> list[str]:
         "gradients are exchanged after the last backward, not beside it",
         "parsing, matching, rewards and packing take no time",
     ]
+    if forecaster.config.custom.extra.rollout_matching.vllm.quantization is not None:
+        lines.append(
+            "8 bits: an engine's matrices take a byte for each weight, decoding takes as long as without, and the memory in "
+            "which a sync's weights arrive is not counted"
+        )
     if work.num_prompts < work.num_rollouts:
         lines.append(
             f"prompts: {work.num_prompts} are computed for {work.num_rollouts} rollouts; completions of one prompt are "

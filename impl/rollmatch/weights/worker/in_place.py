@@ -137,7 +137,8 @@ class InPlaceReceiver(Receiver):
             return {spec.name: self.group.scratch(spec.shape, spec.kind[0]) for spec in specs}
         except torch.OutOfMemoryError as error:
             problem = f"no room for {sum(spec.num_bytes for spec in specs) / 1e9:.1f} GB beside the served weights"
-            remedy = "Lower the server's vllm_gpu_memory_utilization, or set sync.stage to false."
+            other = ", or set sync.stage to false" if self.reload is None else ""
+            remedy = f"Lower the server's vllm_gpu_memory_utilization{other}."
             raise SyncError(problem, code="no-room-to-stage", key="commit", remedy=remedy) from error
 
     def _receive_adapter(self, plan: TransferPlan, received: Received) -> dict[str, Tensor]:
