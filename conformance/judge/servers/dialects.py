@@ -13,6 +13,19 @@ def _set_of(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
+VLLM_RESTS: Mapping[str, Sequence[tuple[str, Any]]] = {
+    **{f"pause, {mode}": [(f"/pause?mode={mode}", {})] for mode in ("keep", "wait", "abort")},
+    "resume": [("/resume", {})],
+    "sleep": [("/sleep?level=1", {})],
+    "wake, at once": [("/wake_up", {})],
+    "wake, by tags": [("/wake_up?tags=weights", {}), ("/wake_up?tags=kv_cache", {})],
+    "deep sleep": [("/sleep?level=2", {})],
+    "wake, weights": [("/wake_up?tags=weights", {})],
+    "finish": [("/finish_weight_update", {})],
+    "wake, rest": [("/wake_up?tags=kv_cache", {})],
+}
+
+
 class Swift(ServerDialect):
     """``swift rollout``."""
 
@@ -109,6 +122,7 @@ class Vllm(ServerDialect):
         "/health /v1/completions /v1/chat/completions /get_world_size /init_weight_transfer_engine "
         "/start_weight_update /update_weights /finish_weight_update /pause /resume /reset_prefix_cache "
     )
+    rests = VLLM_RESTS
     version_of_weights = ("/weight_info", "weight_version")
     model: str | None = None
     """As the server calls it; None leaves it to the server, which most take for the only one they serve."""

@@ -69,6 +69,8 @@ class ServerDialect(Protocol):
     """Of calls that change weights or stop generation; a POST of ``{}`` to each, one after the other, is harmless."""
     version_of_weights: tuple[str, str] = ("/health/", "policy_version")
     """Route that returns their version, and the name of the field."""
+    rests: Mapping[str, Sequence[tuple[str, Any]]]
+    """Of the family ``vllm``: what ``checks.pauses`` asks for -> paths and bodies of the calls."""
     quick_call: tuple[str, str]
     """Method and path of a call that changes nothing and may be made at any time, beside generation."""
 

@@ -15,7 +15,7 @@ from conformance.judge.calls import RawLearner, Server
 from conformance.judge.ports import free_port
 from conformance.judge.servers.exchange import RecordedCall
 from conformance.judge.servers.peers import halves, world_size
-from conformance.judge.servers.sglang import GROUP
+from conformance.judge.servers.sglang import CONTINUE, GROUP, PAUSE
 from conformance.judge.servers.talk import Stopped, Talk
 from rollmatch.weights.digest import bytes_of
 from rollmatch.weights.gloo import open_gloo
@@ -257,7 +257,7 @@ class SglangPeer(VllmPeer):
 
     def pause(self) -> None:
         """What runs is put back, and is read again by the new weights."""
-        self.talk.post("pause", "/pause_generation", {"mode": "retract"}, timeout_s=60)
+        self.talk.post("pause", PAUSE, {"mode": "retract"}, timeout_s=60)
 
     def announce(self, tensors: Mapping[str, Tensor], label: str = "update", **fields: Any) -> "Future[RecordedCall]":
         body = {
@@ -275,14 +275,14 @@ class SglangPeer(VllmPeer):
         self.release()
 
     def release(self) -> None:
-        self.talk.post("resume", "/continue_generation", timeout_s=10)
+        self.talk.post("resume", CONTINUE, timeout_s=10)
 
     def close(self) -> None:
         if self.group is not None:
             self.group.close()
             self.group = None
         self._end("close")
-        self.talk.post("resume", "/continue_generation", note=False, timeout_s=5)
+        self.talk.post("resume", CONTINUE, note=False, timeout_s=5)
 
 
 class PeerGroup:

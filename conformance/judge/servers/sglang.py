@@ -2,7 +2,8 @@
 
 ``srt/entrypoints/http_server.py``: routes. ``srt/managers/io_struct.py``, ``srt/sampling/sampling_params.py``: their
 bodies. ``srt/managers/scheduler_components/weight_updater.py``: an update lies between ``/begin_weight_update`` and
-``/end_weight_update``; each of its calls is loaded at once. A seed counts with ``--enable-deterministic-inference``.
+``/end_weight_update``; each of its calls is loaded at once. What was not released cannot be resumed. A seed counts with
+``--enable-deterministic-inference``; memory is released with ``--enable-memory-saver``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +22,29 @@ NOT_APPLICABLE = {
     "a-reset-returns-its-success": "/flush_cache returns its success as the status",
     **dict.fromkeys(
         (
-            *("routes-read-a-prompt-alike", "a-stream-is-the-whole-response"),
-            *("a-pause-loses-no-response", "a-server-that-slept-answers-as-before"),
-            *("a-deep-sleeper-serves-the-weights-it-is-sent", "an-adapter-is-served-by-its-name"),
+            *("routes-read-a-prompt-alike", "a-stream-is-the-whole-response", "an-adapter-is-served-by-its-name"),
             *("a-replaced-adapter-is-served", "an-unloaded-adapter-is-gone", "a-stream-survives-an-update"),
             *("an-adapter-of-too-high-a-rank-is-refused", "a-response-names-the-weights-that-wrote-it"),
         ),
         OTHER_ROUTE,
     ),
+}
+PAUSE, CONTINUE = "/pause_generation", "/continue_generation"
+RELEASE, OCCUPY = "/release_memory_occupation", "/resume_memory_occupation"
+CACHE = ["kv_cache", "cuda_graph"]
+"""Tags of what a server releases that keeps its weights."""
+RESTS: Mapping[str, Sequence[tuple[str, Any]]] = {
+    "pause, keep": [(PAUSE, {"mode": "in_place"})],
+    "pause, wait": [(PAUSE, {"mode": "retract"})],
+    "pause, abort": [(PAUSE, {"mode": "abort"})],
+    "resume": [(CONTINUE, {})],
+    "sleep": [(RELEASE, {"tags": CACHE})],
+    "wake, at once": [(OCCUPY, {"tags": CACHE})],
+    "wake, by tags": [(OCCUPY, {"tags": [tag]}) for tag in reversed(CACHE)],
+    "deep sleep": [(RELEASE, {})],
+    "wake, weights": [(OCCUPY, {"tags": ["weights"]})],
+    "finish": [("/end_weight_update", {})],
+    "wake, rest": [(OCCUPY, {"tags": CACHE})],
 }
 SAMPLING = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
 """The judge's name -> SGLang's, where they differ."""
@@ -49,9 +65,10 @@ class Sglang(ServerDialect):
         "world_size",
     )
     routes = signs | {
-        *("/health", "/model_info", "/server_info", "/pause_generation", "/continue_generation", "/flush_cache"),
+        *("/health", "/model_info", "/server_info", "/flush_cache", PAUSE, CONTINUE, RELEASE, OCCUPY),
         *("/begin_weight_update", "/end_weight_update", "/update_weight_version", "/destroy_weights_update_group"),
     }
+    rests = RESTS
     version_of_weights = ("/model_info", "weight_version")
     not_applicable = NOT_APPLICABLE
 

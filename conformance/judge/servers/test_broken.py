@@ -60,7 +60,8 @@ OF_OTHERS = {
         *("pictures-are-seen", "replies-in-order", "new-weights-are-served", "logprobs-equal-transformers"),
         *("a-seed-repeats", "finish-reason-says-how-it-ended", "every-stop-token-ends-a-response"),
         *("weight-version-grows", "running-calls-survive-an-update", "recovers-from-a-dead-learner"),
-        *("second-communicator-is-refused", *DANGER),
+        *("second-communicator-is-refused", *DANGER, "a-pause-loses-no-response"),
+        *("a-server-that-slept-answers-as-before", "a-deep-sleeper-serves-the-weights-it-is-sent"),
     ),
     "native": (*KEYS, "pictures-are-seen", "replies-in-order", "a-seed-repeats", "top-p-is-applied"),
 }

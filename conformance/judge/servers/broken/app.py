@@ -24,7 +24,7 @@ from conformance.judge.servers.broken.engine import TinyEngine, TinyResponse, Un
 from conformance.judge.servers.broken.speech import read_call, reply, stream_of
 from conformance.judge.servers.broken.updates import QueuedGroup, RejectedUpdate, TransferGroup, Updates
 from conformance.judge.servers.dialects import DIALECTS
-from conformance.judge.servers.sglang import GROUP
+from conformance.judge.servers.sglang import CACHE, GROUP
 
 GENERATING = ("infer", "generate", "native/infer", "v1/completions", "v1/chat/completions", "inference/v1/generate")
 KNOWN_FIELDS = {
@@ -33,6 +33,7 @@ KNOWN_FIELDS = {
     *("max_tokens", "temperature", "top_k", "top_p", "min_p", "stream", "logit_bias", "token_ids", "sampling_params"),
     *("input_ids", "return_logprob", "return_prompt_token_ids", "image_data", "repetition_penalty"),
 }
+SGLANG_PAUSES = {"in_place": "keep", "retract": "wait", "abort": "abort"}
 WATCH_S = 0.05
 
 
@@ -64,12 +65,14 @@ class BrokenServer:
             "update_weights_from_distributed": lambda body: self.named.update(body),
             "end_weight_update": lambda _: self.named.finish(),
             "update_weight_version": lambda body: {"new_version": body["new_version"]},
-            "pause_generation": lambda body: self.pause(body, body["mode"]),
+            "pause_generation": lambda body: self.pause(body, SGLANG_PAUSES[body["mode"]]),
             "continue_generation": self.resume,
             "pause": self.pause,
             "resume": self.resume,
             "tokenize": self.tokenize,
             "sleep": self.sleep,
+            "release_memory_occupation": lambda body: self.sleep(body, "1" if body.get("tags") else "2"),
+            "resume_memory_occupation": lambda body: self.wake(body, "" if body["tags"] == CACHE else body["tags"][0]),
             "v1/load_lora_adapter": lambda body: self.adapters.load(body),
             "v1/unload_lora_adapter": lambda body: self.adapters.unload(body["lora_name"]),
             "wake_up": self.wake,

@@ -4,7 +4,7 @@ from conformance.judge.servers.check import check
 from conformance.judge.servers.checks import calls
 from conformance.judge.servers.checks.generation import QUESTIONS, ids_of, read
 from conformance.judge.servers.checks.routes import TODAY
-from conformance.judge.servers.exchange import Exchange
+from conformance.judge.servers.exchange import Exchange, RecordedCall
 from conformance.judge.servers.peers import sync
 from conformance.judge.servers.talk import Talk
 
@@ -12,8 +12,15 @@ MODES = ("keep", "wait", "abort")
 """Running responses: they continue after ``/resume``, end before ``/pause`` returns, or are given up."""
 HELD = {"max_tokens": 200, "temperature": 2.0, "timeout_s": 60}
 """So hot that few responses stop early."""
-WAKING = {"at once": ("/wake_up",), "by tags": ("/wake_up?tags=weights", "/wake_up?tags=kv_cache")}
+WAKING = ("at once", "by tags")
 UNABLE = (400, 404, 405, 500, 501)
+
+
+def rest(talk: Talk, label: str, what: str) -> RecordedCall:
+    """The last of the calls that the dialect makes for it."""
+    for path, body in talk.subject.dialect.rests[what]:
+        call = talk.post(label, path, body, timeout_s=60)
+    return call
 
 
 def ask_pauses(talk: Talk) -> None:
@@ -21,8 +28,8 @@ def ask_pauses(talk: Talk) -> None:
     for mode in MODES:
         running = talk.beside(talk.generate, f"running, {mode}", QUESTIONS, **HELD)
         calls.let_in(running, 4 * alone.seconds)
-        talk.post(f"pause, {mode}", f"/pause?mode={mode}", timeout_s=60)
-        talk.post(f"resume, {mode}", "/resume")
+        rest(talk, f"pause, {mode}", f"pause, {mode}")
+        rest(talk, f"resume, {mode}", "resume")
         running.result()
         talk.generate(f"after, {mode}", QUESTIONS, max_tokens=8)
 
@@ -55,13 +62,12 @@ def judge_pauses(exchange: Exchange) -> str:
 
 def ask_sleep(talk: Talk) -> None:
     talk.generate("before", QUESTIONS, max_tokens=8)
-    for how, paths in WAKING.items():
-        asleep = talk.post(f"sleep, {how}", "/sleep?level=1", timeout_s=60)
+    for how in WAKING:
+        asleep = rest(talk, f"sleep, {how}", "sleep")
         if asleep.status in UNABLE:
             talk.exchange.inapplicable = f"the server does not sleep: {asleep.summary()}"
             return
-        for path in paths:
-            talk.post(f"wake, {how}", path, timeout_s=60)
+        rest(talk, f"wake, {how}", f"wake, {how}")
         talk.generate(f"after, {how}", QUESTIONS, max_tokens=8)
 
 
@@ -88,15 +94,15 @@ def ask_deep_sleep(talk: Talk) -> None:
     """Its weights are gone: as a learner that shares the GPU does, wake them, send them, then wake the cache."""
     peer = sync(talk, 0)
     talk.generate("before", QUESTIONS, max_tokens=8)
-    asleep = talk.post("sleep", "/sleep?level=2", timeout_s=60)
+    asleep = rest(talk, "sleep", "deep sleep")
     if asleep.status in UNABLE:
         talk.exchange.inapplicable = f"the server does not sleep: {asleep.summary()}"
         return
-    talk.post("wake-weights", "/wake_up?tags=weights", timeout_s=60)
+    rest(talk, "wake-weights", "wake, weights")
     peer.send(talk.subject.policies.weights(0))
-    talk.post("finish", "/finish_weight_update", timeout_s=60)
-    talk.post("wake-cache", "/wake_up?tags=kv_cache", timeout_s=60)
-    talk.post("resume", "/resume")
+    rest(talk, "finish", "finish")
+    rest(talk, "wake-cache", "wake, rest")
+    rest(talk, "resume", "resume")
     talk.generate("after", QUESTIONS, max_tokens=8)
 
 
