@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import os
 from pathlib import Path
 
 from conformance.judge.servers.dialect_plugins import DialectUnusable, kind_of, kinds
@@ -117,8 +118,10 @@ def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
     """Reports can be written, and gaps read."""
     for name in ("json", "junit", "page", "badge"):
         path = getattr(options, name)
-        if path is not None and not path.resolve().parent.exists():
-            parser.error(f"--{name}: {path} cannot be written: there is no such place")
+        if path is None:
+            continue
+        if path.is_dir() or not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+            parser.error(f"--{name}: {path} is no file that can be written here")
     if options.known_gaps is not None and not options.known_gaps.exists():
         parser.error(f"--known-gaps: {options.known_gaps} cannot be read: there is no such place")
 

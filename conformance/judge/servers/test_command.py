@@ -102,6 +102,7 @@ def test_reports_say_the_same(installed, tmp_path):
         (["http://x", "--model", "m", "--tolerance", "0"], "--tolerance"),
         (["http://x", "--model", "m", "--tolerance", "0.6"], "--tolerance"),
         (["http://x", "--json", "no/such/folder/r.json"], "--json"),
+        (["http://x", "--json", "."], "--json"),
         (["http://x", "--known-gaps", "none.yaml"], "--known-gaps"),
         (["http://x", "--server-name", "swift"], "--server-name"),
         (["http://x", "--rules", "2026-01"], "argument --rules"),

@@ -90,10 +90,16 @@ def test_the_action_judges_by_a_set_that_there_is():
     assert not any("${{" in step["run"] for step in ACTION["runs"]["steps"])  # a value is never part of a script
 
 
-def test_the_parts_of_the_container_are_those_of_the_wheel(runner):
-    """No container is built here: the recipe copies the folder of the wheel, installs it and starts its command."""
-    lines = [line for line in RECIPE.splitlines() if line and not line.startswith("#")]
-    assert [line.split()[0] for line in lines] == ["FROM", "COPY", "RUN", "RUN", "USER", "WORKDIR", "ENTRYPOINT"]
-    assert lines[1:3] == ["COPY . /src", "RUN pip install --no-cache-dir /src && rm -rf /src"]
-    assert json.loads(lines[-1].partition(" ")[2]) == ["rollmatch-judge"]
-    assert (runner[0] / "pyproject.toml").exists()
+def test_the_commands_of_the_container_install_and_start_the_judge(runner, tmp_path):
+    """No container is built here: ``/src`` is a folder of the test, and nobody is added to the machine's users."""
+    source, environment = runner
+    shutil.copytree(source, tmp_path / "src")
+    lines = [line.partition(" ")[::2] for line in RECIPE.splitlines() if line and not line.startswith("#")]
+    assert [kind for kind, _ in lines] == ["FROM", "COPY", "RUN", "RUN", "USER", "WORKDIR", "ENTRYPOINT"]
+    assert lines[1][1] == ". /src"
+    install = lines[2][1].replace("/src", str(tmp_path / "src")).replace("pip install", "python -m pip install")
+    subprocess.run(["sh", "-c", install], env=environment, check=True, timeout=240)
+    assert not (tmp_path / "src").exists()
+    started = [*json.loads(lines[-1][1]), "http://127.0.0.1:9", "--json", "report.json"]
+    ended = subprocess.run(started, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, "nothing answers there" in ended.stdout) == (4, True), ended
