@@ -122,6 +122,9 @@ def page_text(listed: Sequence[Recording]) -> str:
     named = {name: [column for column in columns if column.name == name] for name in {c.name: None for c in columns}}
     lines = [HEAD, "| Server | Recorded | With | Checks | Reproduce |", "|---|---|---|---|---|"]
     lines += [_overview(column) for column in columns]
+    for head, ends in [(HEADS[known.name], known.ends) for known in BY_NAME.values() if known.ends]:
+        lines += ["", f"From {head} {ends} on, its command starts vLLM's server: it is judged as vLLM is."]
+        lines.append("[What trainers do](#what-trainers-do-to-rollout-servers) has its trainers, newer ones too.")
     for versions in named.values():
         lines += _differences(versions)
     lines += ["", "## All checks", LEGEND, "| Check | " + " | ".join(column.head for column in columns) + " |"]

@@ -65,3 +65,7 @@ def test_what_several_versions_miss_for_one_reason_is_said_once(text):
     assert gone.endswith(" ([1.0](at/v1.0#L7))")
     assert both.startswith(f"- `{ROUTES.check_id}` (MUST): mute (")
     assert both.endswith(" ([finding](findings/mute.md), [1.0](at/v1.0), [2.0](at/v2.0))")
+
+
+def test_versions_without_a_server_of_their_own_are_named(text):
+    assert "From TRL 1.11 on, its command starts vLLM's server: it is judged as vLLM is." in text
