@@ -1,8 +1,12 @@
 """What watches a run beside our own console: callbacks by name, early stopping, Weights & Biases, kept completions."""
 
+import io
 import json
+import os
 import shutil
+import signal
 import sys
+import time
 
 import pytest
 from pydantic import TypeAdapter
@@ -15,10 +19,11 @@ from conformance.doubles.started import HF, finish, journal_of, train_command
 from rollmatch.cli.main import main
 from rollmatch.config import load_config
 from rollmatch.errors import ErrorList
+from rollmatch.report.console import StepConsole
 from rollmatch.report.evaluations import Scene
 from rollmatch.report.facts import make_completion_groups, spread
 from rollmatch.report.history import load_history, make_history
-from rollmatch.run.callbacks import boxes_of, check_metric
+from rollmatch.run.callbacks import RunWatcher, boxes_of, check_metric
 
 NEVER = "{metric: f1, patience: 1, threshold: 9}"
 SMALL = (
@@ -42,6 +47,38 @@ class Demanding(TrainerCallback):
 
     def __init__(self, path):
         self.path = path
+
+
+class Interrupted(io.RawIOBase):
+    """A terminal at which somebody presses Ctrl-C while the first line is being written."""
+
+    def __init__(self):
+        self.written = b""
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        if not self.written:
+            os.kill(os.getpid(), signal.SIGINT)
+        self.written += bytes(data)
+        return len(data)
+
+
+def test_a_signal_that_comes_while_a_line_is_written_stops_the_run_and_is_answered():
+    terminal = Interrupted()
+    stream = io.TextIOWrapper(io.BufferedWriter(terminal), encoding="utf-8", line_buffering=True)
+    console = StepConsole(60, stream)
+    watcher = RunWatcher(console, min_fill=None)
+    with watcher.listening():
+        console.step({"step": 7, "loss": 1.8})
+    end = time.monotonic() + 60
+    while b"again to stop at once" not in terminal.written and time.monotonic() < end:
+        time.sleep(0.01)
+    assert watcher.stop_signal == signal.SIGINT
+    first, second, *_ = terminal.written.decode().splitlines()
+    assert first.startswith("step  7/60")
+    assert second == "warning: stopping after this step, with a checkpoint (again to stop at once)"
 
 
 @pytest.fixture(scope="module")

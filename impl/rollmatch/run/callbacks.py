@@ -1,5 +1,6 @@
 """Trainer callbacks: one journal event and one line per step, a clean stop, scenes for Weights & Biases."""
 
+import _thread
 import signal
 import threading
 import time
@@ -161,8 +162,9 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_signal = number
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        if self.console is not None:
-            self.console.warn("stopping after this step, with a checkpoint (again to stop at once)")
+        if self.console is not None:  # from another thread: a handler may interrupt the writing of a line
+            said = "stopping after this step, with a checkpoint (again to stop at once)"
+            _thread.start_new_thread(self.console.warn, (said,))  # threading's locks may be held here
 
 
 class EarlyStop(EarlyStoppingCallback):  # type: ignore[misc]
