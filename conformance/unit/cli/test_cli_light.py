@@ -178,6 +178,25 @@ def test_check_finds_what_is_wrong(place, capsys, monkeypatch, spoil, arguments,
     assert problems_of(["check", "run.yaml", *arguments], capsys) == problems
 
 
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["run.yaml", "--resume", "out/checkpoint-5"], "--resume"),
+        (["run.yaml", "--resume=out"], "--resume"),
+        (["--resume_from_checkpoint", "out/checkpoint-5", "run.yaml"], "--resume_from_checkpoint"),
+    ],
+)
+def test_a_path_to_resume_from_is_answered(place, capsys, words, key):
+    assert main(["train", *words]) == 1
+    error = capsys.readouterr().err
+    assert f"[resume-of-path] {key}: is given out" in error
+    assert "the newest whole checkpoint in training.output_dir is taken" in error
+
+
+def test_the_configuration_may_follow_resume(place, capsys):
+    assert problems_of(["train", "--resume", "none.yaml"], capsys) == [("config-file-missing", "none.yaml")]
+
+
 CONVERTS = "rollmatch import-config converts a file of TRL or ms-swift."
 OTHER_FILES = "custom.dataset reads parquet, arrow and csv"
 

@@ -1,6 +1,7 @@
 """Hugging Face data sets as samples: columns by name, boxes by their meaning, images of bytes; no network."""
 
 import json
+import os
 from pathlib import Path
 
 import datasets
@@ -11,7 +12,7 @@ from PIL import Image
 from conformance.doubles.configs import config_with, refusal_of
 from conformance.doubles.refusals import refused
 from rollmatch.config.dataset import DatasetConfig
-from rollmatch.data.hub import load_hub_samples
+from rollmatch.data.hub import hub_digest, load_hub_samples
 from rollmatch.data.jsonl import BadSamples, ReadRules, SystemMessages, load_samples
 from rollmatch.errors import ConfigError
 
@@ -84,6 +85,17 @@ def test_the_first_rows_are_taken_in_order_and_are_the_same_each_time(parquet, t
     assert [sample.sample_id for sample in first] == [0, 1, 2]
     assert list(first) == list(load(path, tmp_path, streaming=streaming, take=3))
     assert len({sample.images for sample in first}) == 3, "equal images would share a file"
+
+
+def test_the_digest_is_that_of_the_rows_not_of_the_file(parquet):
+    def digest(path, **fields):
+        return hub_digest(dataset(path, **fields), "train")
+
+    path = parquet([CORNERS], [CORNERS])
+    before = digest(path)
+    os.utime(path, (0, 0))
+    assert digest(path) == digest(path, streaming=True, take=2) == before
+    assert len({before, digest(path, take=1), digest(parquet([CORNERS], [(50.0, 20.0, 100.0, 61.0)]))}) == 3
 
 
 def test_crowd_regions_go_to_metadata(parquet, tmp_path):

@@ -5,6 +5,8 @@ import shutil
 from collections import namedtuple
 
 import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from conformance.doubles.digits import ROOT
 from rollmatch.cli.main import main
@@ -182,3 +184,33 @@ def test_answers_that_do_not_fit_are_refused_with_the_length_that_does(capsys, m
 
 def test_an_optimizer_of_another_name_is_answered_with_the_common_one(task, capsys):
     assert "Did you mean adamw_torch?" in refusal(capsys, "training.optim=adamw")
+
+
+ON_MLP = {"target_modules": ["up_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("base", "adapter", "said"),
+    [
+        ({}, ON_MLP, ""),
+        ({}, ON_MLP | {"use_dora": True, "modules_to_save": ["lm_head"], "ensure_weight_tying": True}, ""),
+        ({"hidden_size": 64}, ON_MLP, "layers.0.mlp.up_proj.lora_A.weight is [8, 64] in its file, and [8, "),
+        ({"num_hidden_layers": 9}, ON_MLP, "up_proj.lora_A.weight is [8, "),
+        ({"num_hidden_layers": 1}, ON_MLP, "up_proj.lora_A.weight is missing in its file, and [8, "),
+        ({"model_type": "gpt2"}, {"target_modules": ["c_attn"]}, "not found in the base model"),
+    ],
+    ids=["own", "own-dora", "other-width", "more-layers", "fewer-layers", "other-modules"],
+)
+def test_an_adapter_of_another_model_does_not_fit(task, capsys, base, adapter, said):
+    described = json.loads((task / "m/config.json").read_text())
+    described = base if "model_type" in base else described | base | {"layer_types": None}
+    other = AutoModelForCausalLM.from_config(AutoConfig.for_model(**described))
+    other.name_or_path = "who/trained"
+    get_peft_model(other, LoraConfig(**adapter)).save_pretrained(task / "adapter")
+    overrides = ("--set", "model.adapter=adapter", "--set", "tuner.train_type=lora")
+    code = main(["check", "run.yaml", *overrides])
+    error = capsys.readouterr().err
+    assert code == bool(said), error
+    assert said in error
+    assert not said or "[adapter-unfit] model.adapter: adapter does not fit the model" in error
+    assert not said or "Name the model that it was trained on: who/trained." in error

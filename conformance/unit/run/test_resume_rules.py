@@ -1,6 +1,8 @@
 """What a resumed run may change, and that its first step learns."""
 
+import logging
 import re
+import shutil
 
 import pytest
 import torch
@@ -25,13 +27,20 @@ SMALL = (
 
 
 def run(out, *overrides, flags=()):
-    sets = [word for each in (*SMALL, f"training.output_dir={out}", *overrides) for word in ("--set", each)]
+    files = (f"custom.{split}_jsonl={out.with_name(split)}.jsonl" for split in ("train", "val"))
+    sets = [word for each in (*SMALL, *files, f"training.output_dir={out}", *overrides) for word in ("--set", each)]
     return main(["train", "fixtures/arithmetic/grpo.yaml", *sets, *flags])
+
+
+def with_data(folder):
+    for split in ("train", "val"):
+        shutil.copy(ROOT / f"fixtures/arithmetic/{split}.jsonl", folder)
+    return folder / "run"
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    out = tmp_path_factory.mktemp("resumed") / "run"
+    out = with_data(tmp_path_factory.mktemp("resumed"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         assert run(out) == 0
@@ -66,10 +75,12 @@ def test_what_the_checkpoint_decides_is_refused(begun, capsys, monkeypatch, over
 @pytest.mark.scenario(
     "determinism/a-run-of-two-steps-goes-on-to-four", clauses=["determinism/a-resumed-run-changes-what-it-may#2,3"]
 )
-def test_more_steps_are_shown_and_the_first_of_them_learns(begun, capsys, monkeypatch):
-    """The schedule of two steps has ended at 0, where that of four steps is at half."""
+def test_more_steps_are_shown_and_the_first_of_them_learns(begun, capsys, caplog, monkeypatch):
+    """The schedule of two steps has ended at 0, where that of four steps is at half. The output head is tied."""
     monkeypatch.chdir(ROOT)
+    logging.getLogger("transformers.trainer").addHandler(caplog.handler)
     assert run(begun, "training.max_steps=4", flags=("--resume",)) == 0
+    assert "missing keys" not in caplog.text
     printed = capsys.readouterr().out
     changed = [line for line in printed.splitlines() if "changed since the run began" in line]
     assert changed == ["  changed since the run began: training.max_steps: 2 -> 4"], "as many samples as before"
@@ -85,10 +96,19 @@ def test_more_steps_are_shown_and_the_first_of_them_learns(begun, capsys, monkey
     assert moved == pytest.approx(0.5e-3, rel=0.6), "Adam moves a weight by about the rate"
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
+    rows = begun.with_name("train.jsonl").read_text().splitlines(keepends=True)
+    begun.with_name("train.jsonl").write_text("".join([*rows[1:], rows[0]]))
+    assert run(begun, "training.max_steps=5", flags=("--resume",)) == 0
+    changed = [line for line in capsys.readouterr().out.splitlines() if "changed since the run began" in line]
+    assert changed == [
+        "  changed since the run began: training.max_steps: 4 -> 5",
+        "  changed since the run began: training samples: as many, with other content",
+    ]
+
 
 def test_a_step_at_rate_0_and_a_resume_of_nothing_are_said(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert run(tmp_path / "run", "training.max_steps=1", "training.warmup_steps=5", flags=("--resume",)) == 0
+    assert run(with_data(tmp_path), "training.max_steps=1", "training.warmup_steps=5", flags=("--resume",)) == 0
     printed = capsys.readouterr().out
     assert f"nothing to resume: {tmp_path}/run holds no checkpoint; the run begins at step 0" in printed
     assert len(re.findall("warning: step 1 has learning rate 0 and changes nothing: the warm-up", printed)) == 1

@@ -28,6 +28,7 @@ from rollmatch.cli import (
     vectors,
     vllm_serve,
 )
+from rollmatch.cli.train import check_resume
 from rollmatch.config.layers import SHORT, find_places, full_key
 from rollmatch.data import BadSamples
 from rollmatch.errors import ErrorList, RollmatchError
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = sys.argv[1:] if arguments is None else list(arguments)
         if words and (packaged := PACKAGED.get(words[0])):
             return packaged(words[1:])
+        check_resume(words)
         options = make_parser().parse_args(words)
         return int(options.command(options) or 0)
     except Exception as error:

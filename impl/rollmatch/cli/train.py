@@ -2,6 +2,9 @@
 
 import argparse
 import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
 from rollmatch.cli import server_arguments
 from rollmatch.cli.configured import add_config
@@ -11,6 +14,9 @@ from rollmatch.errors import LaunchError
 from rollmatch.launch.nodes import Nodes, Placement, nodes_of
 from rollmatch.launch.processes import parse_gpus, visible
 from rollmatch.launch.server_arguments import check_used, overrides_of
+
+RESUMES = ("--resume", "--resume_from_checkpoint", "--resume-from-checkpoint")
+"""Our option, and transformers', which takes a path."""
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -35,6 +41,21 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     train.add_argument("--dry-run", action="store_true", help="print the command and its environment; start nothing")
     server_arguments.add_arguments(train)
+
+
+def check_resume(words: Sequence[str]) -> None:
+    """Answer a command line that names what to resume, as transformers' do. Errors: ``resume-of-path``."""
+    for word, following in pairwise([*words, "-"]):
+        name, _, value = word.partition("=")
+        given = value or following
+        if name not in RESUMES or given.startswith("-") or given.endswith((".yaml", ".yml")) or Path(given).is_file():
+            continue
+        problem = f"is given {given}, and takes no path"
+        remedy = (
+            f"Leave {given} out: the newest whole checkpoint in training.output_dir is taken. To start a new run from "
+            "its weights, name it in model.model."
+        )
+        raise LaunchError(problem, code="resume-of-path", key=name, remedy=remedy)
 
 
 def _train(options: argparse.Namespace) -> int:

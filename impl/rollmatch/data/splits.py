@@ -1,5 +1,6 @@
 """The samples of a split, from where the configuration says they are."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,21 @@ def load_split(
 
     rules = ReadRules(image_root=Path(custom.image_root or "."), ordering=order, systems=systems)
     return load_hub_samples(custom.dataset, split, rules, skipped=skipped)
+
+
+def content_digest(custom: CustomConfig, split: Split) -> str:
+    """Hexadecimal digest of what a split holds, wherever that is; empty where there is no such split.
+
+    Of files every byte counts, images beside them do not; of a data set's rows see ``hub_digest``.
+    """
+    if split == "val" and not custom.is_evaluated:
+        return ""
+    if custom.dataset is None:
+        with open(origin_of(custom, split), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    from rollmatch.data.hub import hub_digest
+
+    return hub_digest(custom.dataset, split)
 
 
 def origin_of(custom: CustomConfig, split: Split) -> str:

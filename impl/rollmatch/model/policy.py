@@ -16,6 +16,7 @@ from rollmatch.model.adapters import check_mergeable, is_adapted
 from rollmatch.model.parts import freeze
 from rollmatch.model.sharding import changeable, is_sharded, meta_of
 from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.model.weight_files import read_header
 
 if TYPE_CHECKING:  # seconds to load, which naming weights does not need
     from peft import PeftModel
@@ -80,6 +81,36 @@ def _with_adapter(model: nn.Module, config: ModelConfig, tuner: TunerConfig) -> 
     _merge_split(adapted)
     merged: nn.Module = adapted.merge_and_unload()
     return merged
+
+
+def check_adapter(model: nn.Module, directory: Path) -> None:
+    """Compare the headers of an adapter's files with what peft expects for this model. Errors: ``adapter-unfit``."""
+    import peft
+    from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
+
+    described = peft.PeftConfig.from_pretrained(str(directory))
+    base, described.base_model_name_or_path = described.base_model_name_or_path, str(model.name_or_path)
+    prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(described.peft_type, "")  # what peft ties has other names in files
+    headers = [read_header(path)[0] for path in directory.glob("adapter_model*.safetensors")]
+    held = {name: tuple(tensor["shape"]) for header in headers for name, tensor in header.items()}
+    try:
+        adapted = peft.get_peft_model(cast("PreTrainedModel", model), described)
+    except ValueError as error:
+        raise _unfit(directory, base, first_line(error)) from error
+    state = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    wanted = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    for name in sorted(held.keys() | wanted.keys()) if held else ():
+        has, needs = held.get(name), wanted.get(name)
+        if has != needs and (prefix in name or None not in (has, needs)):
+            shapes = f"{name} is {list(has or ()) or 'missing'} in its file, and {list(needs or ()) or 'nothing'} here"
+            raise _unfit(directory, base, shapes)
+
+
+def _unfit(directory: Path, base: str | None, problem: str) -> ConfigError:
+    remedy = f"Name the model that it was trained on: {base}."
+    return ConfigError(
+        f"{directory} does not fit the model: {problem}", code="adapter-unfit", key="model.adapter", remedy=remedy
+    )
 
 
 def _merge_split(adapted: nn.Module) -> None:

@@ -21,6 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from rollmatch.config import RunConfig, resolved_yaml
 from rollmatch.config.effective import compiles_layers
 from rollmatch.config.servers import is_colocated, pair_servers, server_section
+from rollmatch.data.splits import Split, content_digest
 from rollmatch.errors import LaunchError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.model.parts import count_parts
@@ -88,12 +89,14 @@ def run(config: RunConfig, prepared: Prepared, *, config_path: str, checkpoint: 
     model = _read(config) if prepared.policy is None else prepared.policy  # shared as the arguments have set up
     prepare_layers(config, model)
     evaluated = val.samples[: config.training.eval_scenes]
+    splits: tuple[Split, Split] = ("train", "val")
     event = journal.write(
         "run",
         config_path=config_path,
         num_eval_samples=len(evaluated),
         **{f"num_{part}_samples": len(fit.samples) for part, fit in (("train", train), ("val", val))},
         prompts={"train": train.figures(), "val": val.figures()},
+        data={split: content_digest(config.custom, split) for split in splits} if ranks.is_primary else None,
         resumed_from=int(checkpoint.name.rpartition("-")[2]) if checkpoint else None,
         **describe(config, model, ranks),
     )
@@ -207,9 +210,14 @@ def _slow_parts(config: RunConfig, model: torch.nn.Module) -> Iterator[str]:
 
 def _changed_samples(event: Mapping[str, Any], journal: Path) -> Iterator[str]:
     """Files are named by the configuration; what they hold may have changed all the same."""
-    before = next((one for one in read_journal(journal) if one["event"] == "run"), {}).get("num_train_samples")
-    if before not in (None, event["num_train_samples"]):
-        yield f"training samples: {before} -> {event['num_train_samples']}, which come in another order"
+    before = next((one for one in read_journal(journal) if one["event"] == "run"), {})
+    for split, name in (("train", "training"), ("val", "validation")):
+        key = f"num_{split}_samples"
+        if before.get(key) not in (None, event[key]):
+            order = ", which come in another order" if split == "train" else ""
+            yield f"{name} samples: {before[key]} -> {event[key]}{order}"
+        elif (before.get("data") or event["data"])[split] != event["data"][split]:
+            yield f"{name} samples: as many, with other content"
 
 
 def _warn_about_rng(checkpoint: Path, ranks: Ranks) -> None:

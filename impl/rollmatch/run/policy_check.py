@@ -14,7 +14,7 @@ from torch import nn
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.training import TrainingConfig
 from rollmatch.errors import ConfigError, LaunchError
-from rollmatch.model.policy import auto_class, count_weights, load_architecture, prepare
+from rollmatch.model.policy import auto_class, check_adapter, count_weights, load_architecture, prepare
 from rollmatch.model.source import dtype_of
 from rollmatch.run.machine import has_gpu
 
@@ -32,11 +32,12 @@ ADAM_STATES = 2
 
 
 def check_policy(config: RunConfig) -> None:
-    """Errors: ``attention-missing``, ``optimizer-refused``, ``disk-too-small``, those of ``prepare``."""
+    """Errors: ``attention-missing``, ``optimizer-refused``, ``adapter-unfit``, ``disk-too-small``; of ``prepare``."""
     check_attention(config)
     model = _on_meta(config)
     check_optimizer(config.training, model)
-    if config.model.adapter is not None:  # its shapes are those of its file
+    if config.model.adapter is not None:
+        check_adapter(model, Path(config.model.adapter))
         return
     check_disk(config, prepare(model, config.tuner))
 

@@ -446,6 +446,12 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
         return self.model_wrapped, train_dataloader
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """As transformers', but a tied weight is not missing: a checkpoint holds it under its first name."""
+        names = {name for name, _ in chain(self.model.named_parameters(), self.model.named_buffers())}  # tied ones once
+        missing = [key for key in load_result.missing_keys if key in names]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """As transformers', then the schedule's rate of this step: of a run with more steps now, it is another one.
 
