@@ -39,6 +39,7 @@ from rollmatch.launch.server_arguments import overrides_of
 from rollmatch.run.directory import JOURNAL, RESOLVED, last_checkpoint
 
 if TYPE_CHECKING:
+    from accelerate import PartialState
     from torch import nn
     from transformers import TrainerState
 
@@ -169,6 +170,16 @@ class GRPOTrainer:
             existing=existing,
         )
         return self.directory
+
+    def end(self) -> None:
+        """Nothing is left to do: a run closes its trackers. TRL's scripts call it last."""
+
+    @property
+    def accelerator(self) -> "PartialState":
+        """accelerate's state of this process; TRL's scripts print by it."""
+        from accelerate import PartialState
+
+        return PartialState()
 
     @property
     def state(self) -> "TrainerState":

@@ -308,9 +308,12 @@ def test_settings_of_an_adapter_that_nothing_uses_are_refused(tmp_path, settings
         GRPOTrainer("m", right, train_dataset=DATA, peft_config=LoraConfig(task_type="CAUSAL_LM", **settings))
 
 
-def test_what_trl_s_trainer_has_beside_is_named(tmp_path):
+def test_what_trl_s_trainer_has_beside_is_named(tmp_path, capsys):
     trainer = GRPOTrainer("m", right, train_dataset=DATA, config=keys(tmp_path) | {"model": {}})
     assert not hasattr(trainer, "tokenizer")
+    trainer.accelerator.print("trained")  # as TRL's scripts do between train and save_model
+    assert capsys.readouterr().out == "trained\n"
+    trainer.end()
     with refused("attribute-unknown", "GRPOTrainer.push_to_hub", remedy="rollmatch export RUN OUT --push"):
         trainer.push_to_hub()
 
