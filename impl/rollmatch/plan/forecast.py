@@ -96,8 +96,9 @@ class Forecaster:
     @property
     def served(self) -> ModelShape:
         """The model as engines hold it, and as weights are sent: full fine-tuning keeps its own in float32."""
-        named = effective.engine_dtype(self.config)
-        return replace(self.shape, dtype=self.shape.saved_dtype if named == "auto" else named)
+        named, is_quantized = effective.engine_dtype(self.config), effective.quantization(self.config) is not None
+        dtype = self.shape.saved_dtype if named == "auto" else named
+        return replace(self.shape, dtype=dtype, is_quantized=is_quantized)
 
     def forecast(self, split: Split) -> Forecast:
         """Memory and seconds. Errors: ``rates-invalid``."""
@@ -126,10 +127,7 @@ class Forecaster:
         vllm = self.config.custom.extra.rollout_matching.vllm
         share = vllm.gpu_memory_utilization if split.is_colocated else memory_share(self.config)
         budget, seqs = share * self.gpu.memory_bytes, vllm.max_num_seqs
-        is_quantized = vllm.quantization is not None
-        return server_memory(
-            self.served, self.work, budget=budget, tp=split.tp, max_num_seqs=seqs, is_quantized=is_quantized
-        )
+        return server_memory(self.served, self.work, budget=budget, tp=split.tp, max_num_seqs=seqs)
 
     def _resident(self, server: ServerMemory) -> float:
         """What a colocated engine keeps while the learner works."""

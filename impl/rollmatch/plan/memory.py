@@ -126,11 +126,9 @@ def _activations(config: RunConfig, shape: ModelShape, work: Workload) -> float:
     return size * num_tokens * shape.hidden_len * shape.num_layers + 2 * layer
 
 
-def server_memory(
-    shape: ModelShape, work: Workload, *, budget: float, tp: int, max_num_seqs: int, is_quantized: bool = False
-) -> ServerMemory:
-    """Of each GPU of an engine of ``tp``, which may take ``budget`` bytes. ``is_quantized``: its matrices take 8 bits."""
-    matrices = (shape.num_weights - shape.embedding_weights) * (1 if is_quantized else shape.weight_bytes)
+def server_memory(shape: ModelShape, work: Workload, *, budget: float, tp: int, max_num_seqs: int) -> ServerMemory:
+    """Of each GPU of an engine of ``tp``, which may take ``budget`` bytes."""
+    matrices = (shape.num_weights - shape.embedding_weights) * (1 if shape.is_quantized else shape.weight_bytes)
     weights = (shape.embedding_weights * shape.weight_bytes + matrices) / tp
     cache = budget - weights - ENGINE_BYTES
     per_request = work.segment_len * shape.kv_bytes_per_token / min(tp, shape.num_groups)

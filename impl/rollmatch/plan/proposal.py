@@ -88,9 +88,9 @@ def _assumptions(forecaster: Forecaster) -> list[str]:
         "gradients are exchanged after the last backward, not beside it",
         "parsing, matching, rewards and packing take no time",
     ]
-    if forecaster.config.custom.extra.rollout_matching.vllm.quantization is not None:
+    if forecaster.served.is_quantized:
         lines.append(
-            "8 bits: an engine's matrices take a byte for each weight, decoding takes as long as without, and the memory in "
+            "8 bits: an engine's matrices take a byte for each weight, decoding takes as long as without, memory in "
             "which a sync's weights arrive is not counted"
         )
     if work.num_prompts < work.num_rollouts:

@@ -53,6 +53,8 @@ class ModelShape:
     saved_dtype: str
     """Precision that config.json names."""
     has_dropout: bool = False
+    is_quantized: bool = False
+    """Whether matrices take 8 bits, embedding and head left out."""
 
     @property
     def embedding_weights(self) -> int:

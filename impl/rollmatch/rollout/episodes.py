@@ -180,9 +180,9 @@ InFlight = Literal["wait", "keep", "restart"]
 class EpisodeServers:
     """Servers that return whole episodes; satisfies ``ServerBackend``.
 
-    ``in_flight`` says what a sync does with episodes under way: it waits for them, it comes in their midst, in the midst
-    of turns, too, or it waits for turns and they are played again with the new weights. After the restart of a server no
-    turn begins until a sync has ended.
+    ``in_flight`` says what a sync does with episodes under way: it waits for them, it comes in their midst (also of a
+    turn), or it waits for turns and they are played again with the new weights. After the restart of a server no turn
+    begins until a sync has ended.
     """
 
     def __init__(self, servers: ServerBackend, world: EpisodeRunner, *, in_flight: InFlight = "wait") -> None:

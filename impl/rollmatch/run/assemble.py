@@ -40,7 +40,6 @@ from rollmatch.run.computing import is_padding_free, recomputes, shares_prompts
 from rollmatch.run.connect import (
     check_versions_known,
     connect_servers,
-    keeps_responses,
     try_out,
     try_out_adapters,
 )
