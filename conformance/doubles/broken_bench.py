@@ -68,6 +68,7 @@ MISTAKES = {
     "log-probabilities are base 2": "logprobs-equal-transformers",
     "log-probabilities are sums": "logprobs-equal-transformers",
     "log-probability of the likeliest id": "logprobs-equal-transformers",
+    "until the first update, responses end otherwise": "greedy-equals-transformers",
     "long prompts are cut": "prompts-of-other-lengths-are-read-whole",
     "prompts beyond 64 repeat the first": "every-prompt-of-a-call-is-answered",
     "pictures are blank": "pictures-are-seen",

@@ -109,6 +109,9 @@ class Calls:
             if place and key in self.engine.answered and self.broken("a repeated greedy call ends otherwise"):
                 one.ids[-1] = (one.ids[-1] + 1) % self.engine.num_ids
             self.engine.answered.add(key)
+            is_first = sampling.max_tokens == 16 and not self.version()
+            if is_first and self.broken("until the first update, responses end otherwise"):
+                one.ids[-1] = (one.ids[-1] + 1) % self.engine.num_ids
             if num_prompts == 1 and len(one.prompt.ids) < SHORT and self.broken("a short prompt alone ends otherwise"):
                 one.ids[-1] = (one.ids[-1] + 1) % self.engine.num_ids
         elif one.finish_reason == "stop":
