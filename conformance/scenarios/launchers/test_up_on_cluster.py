@@ -27,7 +27,7 @@ from conformance.doubles.up_run import left_of, lose, now, overrides_of, starts_
 from conformance.tools.judge import judge
 from rollmatch.data import LearnerOrder, load_samples
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]  # the story takes five minutes alone; waits have limits
 STEPS, BATCH, SAVED_AT = 7, 6, 2
 IN_SYNC, IN_LEARNING = 4, 6
 """Optimizer steps that have been packed when a node of the learner, and then its command on another, is lost."""
