@@ -42,6 +42,16 @@ def test_six_replicas_share_what_two_ranks_ask():
     asyncio.run(run())
 
 
+def test_calls_that_arrive_together_go_to_different_replicas():
+    async def run():
+        pool = pool_of(2)
+        await asyncio.gather(*(pool.generate_all(requests_for_ids(token_id)) for token_id in (10, 11)))
+        assert [len(replica.generated) for replica in pool.replicas] == [1, 1]
+        assert pool.num_running == 0
+
+    asyncio.run(run())
+
+
 def test_a_call_is_as_idle_as_the_response_that_stands_still_for_longest(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("rollmatch.server.progress.time", SimpleNamespace(monotonic=lambda: clock.now))

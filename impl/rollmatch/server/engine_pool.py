@@ -83,11 +83,14 @@ class EnginePool:
         """
         self.check()
         places = self.place(len(requests))
+        for index in places:  # at once: another call may be placed before all of these have begun
+            self._loads[index] += 1
         tasks: list[asyncio.Task[tuple[EngineOutput, int]]] = []
         try:
             for (prompt, params), index in zip(requests, places, strict=True):
                 work = self._generate_whole(prompt, params, index, call_id, may_move=may_move)
                 tasks.append(asyncio.create_task(work))
+                tasks[-1].add_done_callback(partial(self._unload, index))
                 await asyncio.sleep(0)  # vLLM prepares a request on the event loop: others get a turn between two
             if tasks:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -95,9 +98,14 @@ class EnginePool:
                 _raise_failure(task, item)
             return [task.result() for task in tasks]
         finally:
+            for index in places[len(tasks) :]:
+                self._unload(index)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _unload(self, index: int, _: object = None) -> None:
+        self._loads[index] -= 1
 
     def params_of(self, request: GenerateRequest, *, seed: int | None) -> "SamplingParams":
         """As the replicas'; they are alike."""
@@ -211,24 +219,20 @@ class EnginePool:
         self, prompt: EnginePrompt, params: "SamplingParams", index: int, call_id: str, *, may_move: bool
     ) -> tuple[EngineOutput, int]:
         """Generate until a response was written under one version, or under several if it may move."""
-        self._loads[index] += 1
-        try:
-            while True:
-                await self.update.resumed.wait()
-                self.check()
-                version, request_id = self.update.policy_version, f"{next(self._counter)}"
-                self.progress.begin(request_id, call_id, index)
-                task = asyncio.create_task(self.replicas[index].generate(prompt, params, request_id))
-                try:
-                    output = await self._kept(task, may_move=may_move)
-                finally:
-                    self.progress.end(request_id)
-                if output is not None:
-                    self.tokens_by_replica[index] += len(output.response_token_ids)
-                    runs = self._versions_in(output) or ((version, len(output.response_token_ids)),)
-                    return replace(output, policy_versions=runs), min(version for version, _ in runs)
-        finally:
-            self._loads[index] -= 1
+        while True:
+            await self.update.resumed.wait()
+            self.check()
+            version, request_id = self.update.policy_version, f"{next(self._counter)}"
+            self.progress.begin(request_id, call_id, index)
+            task = asyncio.create_task(self.replicas[index].generate(prompt, params, request_id))
+            try:
+                output = await self._kept(task, may_move=may_move)
+            finally:
+                self.progress.end(request_id)
+            if output is not None:
+                self.tokens_by_replica[index] += len(output.response_token_ids)
+                runs = self._versions_in(output) or ((version, len(output.response_token_ids)),)
+                return replace(output, policy_versions=runs), min(version for version, _ in runs)
 
     async def _parts(
         self, stream: Callable[[str], AsyncGenerator[EnginePart]], index: int
