@@ -74,7 +74,7 @@ class Bench:
             replica.delay_s = 1.0
         call = self.begin("/native/infer/", {"requests": [{"request_id": "0", "prompt_token_ids": [5]}],
                                              "sampling": {"max_tokens": 2}})  # fmt: skip
-        while not self.parts.pool.num_running:
+        while not any(replica.generated for replica in self.parts.pool.replicas):
             await asyncio.sleep(0.001)
         return call
 

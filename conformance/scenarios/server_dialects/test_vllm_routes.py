@@ -209,7 +209,7 @@ async def _calls(parts, app, mode):
             return asyncio.create_task(client.post("/generate/", json={"prompts": [[token_id]], "max_tokens": 2}))
 
         running = ask(5)
-        while not parts.pool.num_running:
+        while not parts.pool.replicas[0].generated:
             await asyncio.sleep(0.001)
         assert (await client.post(f"/pause?mode={mode}")).status_code == 200
         late = ask(6)
