@@ -193,6 +193,12 @@ def test_a_path_to_resume_from_is_answered(place, capsys, words, key):
     assert "the newest whole checkpoint in training.output_dir is taken" in error
 
 
+def test_a_command_line_of_others_may_name_what_to_resume(place, capsys):
+    words = "import-config -- trl grpo --model_name_or_path m --resume_from_checkpoint out/checkpoint-5"
+    main(words.split())
+    assert "resume-of-path" not in capsys.readouterr().err
+
+
 def test_the_configuration_may_follow_resume(place, capsys):
     assert problems_of(["train", "--resume", "none.yaml"], capsys) == [("config-file-missing", "none.yaml")]
 

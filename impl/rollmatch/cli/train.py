@@ -17,6 +17,8 @@ from rollmatch.launch.server_arguments import check_used, overrides_of
 
 RESUMES = ("--resume", "--resume_from_checkpoint", "--resume-from-checkpoint")
 """Our option, and transformers', which takes a path."""
+RESUMING = ("train", "up")
+"""Commands that can resume; others may read the command line of another trainer."""
 
 
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -45,7 +47,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def check_resume(words: Sequence[str]) -> None:
     """Answer a command line that names what to resume, as transformers' do. Errors: ``resume-of-path``."""
-    for word, following in pairwise([*words, "-"]):
+    for word, following in pairwise([*words, "-"] if words and words[0] in RESUMING else []):
         name, _, value = word.partition("=")
         given = value or following
         if name not in RESUMES or given.startswith("-") or given.endswith((".yaml", ".yml")) or Path(given).is_file():
