@@ -209,8 +209,9 @@ def main() -> None:
         ("ahead, wait, 2 windows", partial(ahead, "wait", 8, lead=2)),
         ("ahead, keep, 2 windows", partial(ahead, "keep", 10, lead=2)),
         ("ahead, keep, 6 windows", partial(ahead, "keep", 16, lead=6)),
-        ("first complete, 1 window, 2 late", partial(first_complete, 10, lead=1, late=2)),
-        ("first complete, 2 windows, 3 late", partial(first_complete, 12, lead=2, late=3)),
+        ("first complete, 1 window, 2 late", partial(first_complete, 24, lead=1, late=2)),
+        ("first complete, 2 windows, 3 late", partial(first_complete, 24, lead=2, late=3)),
+        ("first complete, 2 windows, 6 late", partial(first_complete, 24, lead=2, late=6)),
         ("ahead, restart, 2 windows", partial(ahead, "restart", 6, lead=2)),
     )
     for name, measure in measured:
