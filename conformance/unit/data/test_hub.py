@@ -301,6 +301,18 @@ def test_text_data_sets_need_no_columns_of_images_and_boxes(tmp_path, monkeypatc
         load_hub_samples(named, "train", CHATS)
 
 
+@pytest.mark.scenario(clauses=["samples/data-sets-of-the-hub-are-read-as-they-are#4"])
+def test_other_columns_of_questions_are_metadata(parquet, tmp_path):
+    """As in JSONL and in TRL; images are none, and a list names which."""
+    path = parquet([CORNERS])
+    for columns, expected in (({}, {"objects"}), ({"metadata": ()}, set()), ({"metadata": ("note",)}, {"note"})):
+        config = DatasetConfig(source="parquet", train=str(path), columns={"prompt": "note", "image": None} | columns)
+        (sample,) = load_hub_samples(config, "train", CHATS)
+        assert sample.metadata.keys() == expected
+    boxes = dataset(path, columns={"boxes": "objects.bbox", "descs": "objects.category"})
+    assert load_hub_samples(boxes, "train", ReadRules(image_root=tmp_path))[0].metadata == {}
+
+
 @pytest.mark.parametrize(
     ("source", "remedy"),
     [

@@ -105,4 +105,8 @@ def test_what_functions_of_others_can_ask_for():
     assert known == chat | given | {"answer": ""}
     columns = columns_of(["a", "b"], [TEXTS[1], TEXTS[0]])
     assert (columns["prompts"], columns["completions"], columns["level"]) == (["2+3?", "2+2?"], ["a", "b"], [None, 1])
+    named = replace(TEXTS[0], metadata={"completions": ["4"], "prompts": 1, "answers": ["four"]})
+    columns_of_it = columns_of(["a"], [named])  # what was generated is judged, and not a column of that name
+    assert (columns_of_it["completions"], columns_of_it["prompts"]) == (["a"], ["2+2?"])
+    assert columns_of_it["answers"] == [["four"]]
     assert (columns["answers"], columns["answer"], columns["tasks"]) == (["5", "4"], ["5", "4"], ["default"] * 2)

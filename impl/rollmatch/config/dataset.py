@@ -70,8 +70,9 @@ class ColumnsConfig(Section):
     """Answer to prompt, a text or a chat of one message (answer_format text)."""
     messages: Text | None = None
     """Own chat of each sample (variants with rewards, answer_format text), a list of {role, content}."""
-    metadata: Listed[Text] = ()
-    """Columns that reward functions get in sample.metadata."""
+    metadata: Listed[Text] | None = None
+    """Columns that reward functions get in sample.metadata; null: where samples have a question, all that the other
+    keys do not name, but for images."""
 
     @property
     def has_questions(self) -> bool:

@@ -83,9 +83,18 @@ class HubRows:
             self.columns = self.columns.model_copy(update={"image": None})
         for name in ("image", "prompt", "completion", "messages", *(() if is_text else ("boxes", "descs", "crowds"))):
             self._check(f"columns.{name}", getattr(self.columns, name))
-        for column in self.columns.metadata:
+        for column in self.columns.metadata or ():
             self._check("columns.metadata", column)
+        if self.columns.metadata is None:
+            self.columns = self.columns.model_copy(update={"metadata": self._others() if is_text else ()})
         self.names = [] if is_text else _label_names(self.table.features, self.columns.descs)
+
+    def _others(self) -> tuple[str, ...]:
+        """Columns that no key names, but for images."""
+        columns = self.columns
+        named = {columns.image, columns.prompt, columns.completion, columns.messages}
+        pictures = {name for name, feature in self.table.features.items() if "Image(" in repr(feature)}
+        return tuple(name for name in self.table.features if name not in named | pictures)
 
     def sample(self, place: int) -> Sample:
         """One sample. Errors: ``BadSamples``."""
@@ -114,7 +123,7 @@ class HubRows:
         found = _reach(row, columns.image) if columns.image else None
         images = [_path_of(image, self.rules.image_root) for image in _listed(found)]
         record: dict[str, Any] = {"images": images}
-        metadata = {name: _reach(row, name) for name in columns.metadata}
+        metadata = {name: _reach(row, name) for name in columns.metadata or ()}
         if columns.has_questions:
             named = ("prompt", columns.prompt), ("completion", columns.completion), ("messages", columns.messages)
             found = {name: _reach(row, column) for name, column in named if column}

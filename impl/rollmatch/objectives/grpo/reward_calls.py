@@ -229,7 +229,7 @@ def state_of(answer: str, sample: Sample) -> dict[str, object]:
 
 
 def columns_of(answers: Sequence[str], samples: Sequence[Sample]) -> dict[str, object]:
-    """Arguments of TRL's functions, lists of [N]: prompts, completions, and every key of the metadata.
+    """Arguments of TRL's functions, lists of [N]: prompts, completions, and every other key of the metadata.
 
     >>> first = Sample(sample_id=0, origin="x:1", images=(), metadata={"sum": 4})
     >>> second = Sample(sample_id=1, origin="x:2", images=(), metadata={})
@@ -238,7 +238,7 @@ def columns_of(answers: Sequence[str], samples: Sequence[Sample]) -> dict[str, o
     """
     states = [state_of(answer, sample) for answer, sample in zip(answers, samples, strict=True)]
     groups = {f"{name}s": [state[name] for state in states] for name in NAMED}
-    keys = dict.fromkeys(key for sample in samples for key in sample.metadata)
+    keys = {key: None for sample in samples for key in sample.metadata if key not in ("prompts", "completions")}
     return groups | {key: [sample.metadata.get(key) for sample in samples] for key in keys}
 
 
