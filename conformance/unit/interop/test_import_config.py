@@ -49,7 +49,7 @@ def test_a_configuration_of_trl_loads_as_ours(tmp_path, capsys):
     source, out = tmp_path / "trl.yaml", tmp_path / "ours.yaml"
     source.write_text(yaml.safe_dump(TRL))
     assert main(["import-config", str(source), "--out", str(out)]) == 0
-    assert "# left out: push_to_hub: no counterpart" in out.read_text()
+    assert "# left out: push_to_hub: use rollmatch export --push" in out.read_text()
     data = str(ROOT / "fixtures/arithmetic/train.jsonl")
     needed = [f"custom.{name}_jsonl={data}" for name in ("train", "val")]
     config = load_config(str(out), needed)
@@ -179,7 +179,7 @@ def test_what_differs_in_substance_is_listed_with_its_reason():
         "trl", fields | {"dataset_name": "trl-lib/x", "attn_implementation": "kernels-community/flash-attn2"}
     )
     assert made.left_out.keys() == {
-        *("importance_sampling_level", "min_p", "dataset_name", "attn_implementation"),
+        *("importance_sampling_level", "min_p", "attn_implementation"),
     }
     assert made.left_out["importance_sampling_level"] == "sequence_token has no counterpart; token and sequence have"
     assert made.keys["custom.dataset.source"] == "trl-lib/x"
@@ -246,7 +246,7 @@ def test_a_step_and_a_generation_keep_their_numbers_of_completions(size, accumul
         with pytest.raises(ConfigError, match="of one process are no whole number") as caught:
             convert("trl", fields)
         assert caught.value.code == "import-batch"
-        fewer, steps = map(int, re.search(r"(\d+) times fewer .* (\d+)\.$", caught.value.remedy).groups())
+        steps, fewer = map(int, re.search(r"steps: (\d+), .* (\d+) times fewer", caught.value.remedy).groups())
         assert steps == accumulation * fewer
         assert convert("trl", fields | {"gradient_accumulation_steps": steps}).keys
         return
@@ -310,7 +310,7 @@ def test_a_script_is_read_with_its_command_line(tmp_path):
     path = tmp_path / "grpo_vlm.py"
     path.write_text(
         """
-rows = load_dataset("lmms-lab/open-r1", split="train").map(to_chat)
+rows = load_dataset("lmms-lab/open-r1", split="train")
 trainer = GRPOTrainer(model=model_args.model_name_or_path, args=training_args, reward_funcs=[accuracy_reward])
 """
     )
@@ -339,8 +339,9 @@ trainer = GRPOTrainer(model, [short, lib.long], args)
         "learning_rate": "cli.rate is no plain value",
         "beta": "rate is no plain value",
         "model_name_or_path": "model is no plain value",
+        "train_it.py": "importing it would train: move its reward functions to train_it_rewards.py",
     }
-    assert [one["function"] for one in made.keys[f"{GRPO}.rewards"]] == ["train_it:short", "lib:long"]
+    assert [one["function"] for one in made.keys[f"{GRPO}.rewards"]] == ["train_it_rewards:short", "lib:long"]
     assert "needed: model.model" not in made.text()
 
 
@@ -350,7 +351,7 @@ def test_a_script_s_data_set_is_read(tmp_path):
         """
 from datasets import load_dataset
 from trl import GRPOConfig
-rows = load_dataset("openai/gsm8k", "main", split="train[:90%]").map(to_chat)
+rows = load_dataset("openai/gsm8k", "main", split="train[:90%]")
 held = load_dataset("openai/gsm8k", "main", split="test")
 args = GRPOConfig(output_dir="out", eval_strategy="steps", eval_steps=5)
 """
@@ -359,10 +360,108 @@ args = GRPOConfig(output_dir="out", eval_strategy="steps", eval_steps=5)
     of = {name: made.keys[f"custom.dataset.{name}"] for name in ("source", "name", "train", "val")}
     assert of == {"source": "openai/gsm8k", "name": "main", "train": "train[:90%]", "val": "test"}
     assert made.keys["training.eval_steps"] == 5
-    assert "rows that map() makes are not seen" in made.text()
     path.write_text('GRPOConfig(output_dir="o")\nrows = load_dataset("json", data_files="a.json", split="train")\n')
     keys = convert(*read_source([str(path)])).keys
     assert (keys["custom.dataset.source"], keys["custom.dataset.train"]) == ("json", "a.json")
+
+
+def imported(tmp_path, *, before="", trainer="", config=""):
+    path = tmp_path / "run.py"
+    path.write_text(f"{before}\ndef main():\n    GRPOTrainer({trainer}, args=GRPOConfig(output_dir='o', {config}))\n")
+    return convert(*read_source([str(path)]))
+
+
+def test_the_data_set_of_the_trainer_is_read(tmp_path):
+    """Not that of its tools, which is loaded first; two splits at once are those of training and evaluation."""
+    before = """
+graph = load_dataset("org/graph")
+train, held = load_dataset("org/sums", split=["train[:5%]", "test[:5%]"])
+"""
+    made = imported(tmp_path, before=before, trainer="'M', train_dataset=train", config="eval_strategy='steps'")
+    of = {name: made.keys[f"custom.dataset.{name}"] for name in ("source", "train", "val", "columns")}
+    assert of == {"source": "org/sums", "train": "train[:5%]", "val": "test[:5%]", "columns": {"prompt": "prompt"}}
+    assert made.left_out == {}
+
+
+@pytest.mark.parametrize("maker", ["map(to_chat)", "filter(is_short)", "train_test_split(0.1)['train']"])
+def test_rows_that_a_script_makes_are_asked_for(tmp_path, maker):
+    """Without them the run would learn from others: another column as the answer, or held-out samples."""
+    before = f"def rows():\n    data = load_dataset('org/sums')\n    return data.{maker}\n"
+    text = imported(tmp_path, before=before, trainer="'M', train_dataset=rows()").text()
+    assert "write them with to_json, and name that file in custom.train_jsonl" in text
+    assert "\n  dataset:" not in text
+    assert "needed: custom.train_jsonl" not in text, "said once"
+
+
+def test_values_that_a_script_computes_of_plain_ones_are_read(tmp_path):
+    before = "length = 1024\nroom = 256\nC = {'rate': 1e-5, 'g': [4]}\nfolder = f'm-{room}'"
+    config = "max_prompt_length=room, max_completion_length=length - room, learning_rate=C['rate'], "
+    config += "num_generations=C['g'][0]"
+    keys = imported(tmp_path, before=before, trainer="folder", config=config).keys
+    assert (keys[f"{MATCHING}.max_new_tokens"], keys["global_max_length"]) == (768, 1024)
+    assert (keys["training.learning_rate"], keys[f"{GRPO}.num_generations"]) == (1e-5, 4)
+    assert keys["model.model"] == "m-256"
+    twice = imported(tmp_path, before="rate = 1\nrate = 2", trainer="'M'", config="learning_rate=rate, beta=1 / 0")
+    assert twice.left_out == {"learning_rate": "rate is no plain value", "beta": "1 / 0 is no plain value"}
+
+
+def test_a_model_and_its_adapters_are_those_that_the_script_makes(tmp_path):
+    """A model that is loaded and wrapped before it is passed; without r=32, all of its weights would be trained."""
+    before = """
+size = 32
+model, tokenizer = Fast.from_pretrained(model_name="Qwen/Qwen2.5-3B", load_in_4bit=True, dtype=torch.float16)
+model = Fast.get_peft_model(model, r=size, target_modules=["q_proj"], random_state=3407)
+"""
+    made = imported(tmp_path, before=before, trainer="model=model")
+    tuner = {name: made.keys[f"tuner.{name}"] for name in ("train_type", "lora_rank", "lora_alpha", "lora_dropout")}
+    assert tuner == {"train_type": "lora", "lora_rank": 32, "lora_alpha": 16, "lora_dropout": 0.0}
+    assert (made.keys["model.model"], made.keys["model.torch_dtype"]) == ("Qwen/Qwen2.5-3B", "float16")
+    assert made.left_out == {"load_in_4bit": "no counterpart"}
+    keys = imported(tmp_path, trainer="'M', peft_config=LoraConfig(r=4, bias='none', task_type='CAUSAL_LM')").keys
+    assert (keys["tuner.lora_rank"], keys["tuner.lora_alpha"], keys["tuner.lora_dropout"]) == (4, 8, 0.0), "peft's own"
+
+
+def test_what_a_trainer_gets_besides_is_named(tmp_path):
+    before = "from my.scores import right as correct\nscores = [correct, own]"
+    made = imported(tmp_path, before=before, trainer="'M', reward_funcs=scores, tools=[ask], environment_factory=Game")
+    assert made.left_out == {
+        "tools": "name them in environment.tools as module:function",
+        "environment_factory": "write an environment (custom.extra.environment)",
+    }
+    assert [one["function"] for one in made.keys[f"{GRPO}.rewards"]] == ["my.scores:right", "run:own"]
+
+
+def test_a_configuration_of_open_r1_passes_check_on_its_data(tmp_path, capsys, monkeypatch):
+    """Its own names for the column of questions and the system message; rewards get all other columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "open_scores.py").write_text("def right(completions, solution, **others):\n    return [1.0, 0.0]\n")
+    rows = [{"problem": f"{number} + 1?", "solution": f"{number + 1}", "level": 3} for number in range(8)]
+    (tmp_path / "sums").mkdir()
+    (tmp_path / "sums/train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    fields = {
+        "model_name_or_path": str(ROOT / "fixtures/models/arithmetic"),
+        "dataset_name": "sums",
+        "dataset_prompt_column": "problem",
+        "system_prompt": "Add.",
+        "reward_funcs": ["open_scores.right"],
+        "num_generations": 2,
+        "max_prompt_length": 32,
+        "max_completion_length": 8,
+        "use_vllm": False,
+        "bf16": False,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+        "output_dir": "out",
+        "report_to": ["none"],
+    }
+    (tmp_path / "r1.yaml").write_text(yaml.safe_dump(fields))
+    assert main(["import-config", "r1.yaml", "--out", "ours.yaml"]) == 0
+    assert "#" not in (tmp_path / "ours.yaml").read_text()
+    status = main(["check", "ours.yaml"])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    assert "system: Add." in printed.out
+    assert "ok: nothing is wrong" in printed.out
 
 
 def test_a_yaml_of_a_command_line_gives_way_to_its_options(tmp_path):
@@ -402,12 +501,13 @@ def test_a_script_of_trl_is_read_without_being_run(tmp_path, capsys):
     read = yaml.safe_load(text)
     grpo, training = read["custom"]["extra"]["grpo"], read["training"]
     assert read["model"] == {"model": "Qwen/Qwen3-0.6B"}
-    assert [one["function"] for one in grpo["rewards"]] == ["trl.rewards:accuracy_reward", "train_it:short"]
+    assert [one["function"] for one in grpo["rewards"]] == ["trl.rewards:accuracy_reward", "train_it_rewards:short"]
     assert (grpo["num_generations"], grpo["beta"], training["per_device_train_batch_size"]) == (4, 0.1, 2)
     assert (read["overlong"], read["global_max_length"]) == ("truncate_left", 100 + 512)
     assert (read["tuner"]["train_type"], read["tuner"]["lora_rank"]) == ("lora", 4)
     assert [line for line in text.splitlines() if line.startswith("#")] == [
-        "# not set here, and needed: custom.train_jsonl"
+        "# not set here, and needed: custom.train_jsonl",
+        "# left out: train_it.py: importing it would train: move its reward functions to train_it_rewards.py",
     ]
     (tmp_path / "none.py").write_text("print(1)")
     assert main(["import-config", str(tmp_path / "none.py")]) == 1

@@ -9,7 +9,8 @@ NEUTRAL = {
     "multi_objective_aggregation": ["sum_then_normalize"],
     "log_completions": [True], "shuffle_dataset": [True], "dataset_shuffle": [True], "min_p": [0], "use_hf": [True],
     "do_train": [True], "eval_strategy": ["steps"], "save_strategy": ["steps"], "logging_strategy": ["steps"],
-    "remove_unused_columns": [True], "task_type": ["causal_lm"], "lora_task_type": ["CAUSAL_LM"],
+    "remove_unused_columns": [True], "task_type": ["causal_lm", "CAUSAL_LM"], "bias": ["none"],
+    "lora_task_type": ["CAUSAL_LM"],
 }  # fmt: skip
 
 
@@ -40,7 +41,10 @@ NEUTRAL = {
         ("swift", {"dataset": ["a.json"]}, "custom.train_jsonl", None, "dataset"),
         ("swift", {"val_dataset": ["v.jsonl"]}, "custom.val_jsonl", "v.jsonl", None),
         ("trl", {"dataset_name": "a.jsonl"}, "custom.train_jsonl", "a.jsonl", None),
-        ("trl", {"dataset_name": "hub/x"}, "custom.dataset.val", None, "dataset_name"),
+        ("trl", {"dataset_name": "hub/x"}, "custom.dataset.val", None, None),
+        ("trl", {"dataset_name": "a.jsonl", "dataset_prompt_column": "q"}, "x", None, "dataset_prompt_column"),
+        ("trl", {"lora_target_modules": ["q,", "v"]}, "tuner.target_regex", r".*\.(q|v)", None),
+        ("trl", {"reward_funcs": ["format"]}, f"{GRPO}.rewards", None, "reward_funcs"),
         ("trl", {"dataset_name": None}, "custom.dataset.source", None, "dataset_name"),
         *((kind, {name: False}, name, None, name) for kind, name in ON_BY_DEFAULT),
         ("trl", {name: value for name, values in NEUTRAL.items() for value in values}, "min_p", None, None),

@@ -21,7 +21,8 @@ from rollmatch.config.dataset import SwiftId, from_modelscope, read_swift_id
 from rollmatch.config.layers import nested
 from rollmatch.config.training import Reporter
 from rollmatch.errors import ConfigError
-from rollmatch.interop.import_source import Expression, read_source
+from rollmatch.interop.import_script import Unread
+from rollmatch.interop.import_source import read_source
 from rollmatch.interop.import_tables import (
     ATTENTION,
     DATASET,
@@ -32,6 +33,7 @@ from rollmatch.interop.import_tables import (
     NEEDED,
     NEUTRAL,
     NORMALIZE,
+    OF_ROWS,
     ON_BY_DEFAULT,
     PROMPT_ROOM,
     REASONS,
@@ -59,7 +61,10 @@ class Imported:
     def text(self) -> str:
         """Our YAML; what is missing and what was left out stand above it as comments."""
         given = {*self.keys, *(("custom.train_jsonl", "custom.val_jsonl") if DATASET in self.keys else ())}
-        said = {"custom.train_jsonl": ("dataset", "dataset_name"), f"{GRPO}.rewards": ("reward_funcs",)}
+        said = {
+            "custom.train_jsonl": ("dataset", "dataset_name", "train_dataset"),
+            f"{GRPO}.rewards": ("reward_funcs",),
+        }
         said |= {"model.model": ("model_name_or_path",), "training.output_dir": ("output_dir",)}
         lines = [
             f"# not set here, and needed: {key}"
@@ -82,8 +87,9 @@ def import_config(options: argparse.Namespace) -> None:
 
 def convert(kind: str, fields: Mapping[str, object]) -> Imported:
     """Our keys for those of ``trl`` or ``swift``, with the source's defaults where ours differ."""
-    unread = {name: f"{value} is no plain value" for name, value in fields.items() if isinstance(value, Expression)}
-    fields = {name: value for name, value in fields.items() if name not in unread}
+    unread = {name: REASONS.get(name, value) for name, value in fields.items() if isinstance(value, Unread)}
+    of_rows = OF_ROWS if "train_dataset" in unread else ()  # of rows that the script makes of them
+    fields = {name: value for name, value in fields.items() if name not in unread and name not in of_rows}
     given = _with_defaults(kind, fields)
     renamed = SHARED | (TRL if kind == "trl" else SWIFT)
     made = Imported(keys={"custom.trainer_variant": "grpo"})
@@ -95,7 +101,7 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
         elif name not in USED_TOGETHER and not _is_neutral(name, value):
             made.left_out[name] = REASONS.get(name, "no counterpart")
     _convert_batch(made, given)
-    _convert_rewards(made, given)
+    _convert_rewards(made, given, SWIFT_REWARDS if kind == "swift" else {"accuracy": SWIFT_REWARDS["accuracy"]})
     _convert_server(made, given)
     _convert_correction(made, given)
     if given.get("dynamic_sample"):
@@ -106,6 +112,8 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
     _convert_lengths(made, given)
     if given.get("use_peft"):
         made.keys["tuner.train_type"] = "lora"
+    if (column := given.get("dataset_prompt_column")) is not None:
+        _convert_prompt_column(made, column)
     if kind == "swift" and given.get("torch_dtype") == "bfloat16":
         made.keys.setdefault("training.bf16", True)
     if kind == "swift" and not {"val_dataset", "split_dataset_ratio"} & fields.keys():
@@ -130,6 +138,14 @@ def _convert_lengths(made: Imported, given: Mapping[str, object]) -> None:
         made.keys["overlong"] = "truncate_left"
     elif given.get("max_length") is not None:
         made.keys["overlong"] = "skip"
+
+
+def _convert_prompt_column(made: Imported, column: object) -> None:
+    """open-r1's name for the column of questions."""
+    if DATASET in made.keys:
+        made.keys["custom.dataset.columns"] = {"prompt": column}
+    else:
+        made.left_out["dataset_prompt_column"] = REASONS["dataset_prompt_column"]
 
 
 def _convert_evaluation(made: Imported, fields: Mapping[str, object]) -> None:
@@ -222,8 +238,10 @@ def _convert_batch(made: Imported, given: Mapping[str, object]) -> None:
     if size * accumulation % group:
         problem = f"{size} x {accumulation} completions of one process are no whole number of groups of {group}"
         fewer = group // math.gcd(size * accumulation, group)
-        remedy = f"Here a process takes whole groups; of as many completions in all, {fewer} times fewer processes do "
-        remedy += f"with gradient_accumulation_steps {accumulation * fewer}."
+        remedy = (
+            f"Here every process takes whole groups. Write gradient_accumulation_steps: {accumulation * fewer}, and "
+        )
+        remedy += f"train by {fewer} times fewer processes: a step has as many completions."
         raise ConfigError(problem, code="import-batch", key="per_device_train_batch_size", remedy=remedy)
     prompts, steps = (size // group, accumulation) if size % group == 0 else (1, size * accumulation // group)
     made.keys |= {"training.per_device_train_batch_size": prompts, "training.gradient_accumulation_steps": steps}
@@ -233,14 +251,15 @@ def _convert_batch(made: Imported, given: Mapping[str, object]) -> None:
         made.keys[f"{GRPO}.steps_per_generation"] = max(1, _whole(each) // accumulation)
 
 
-def _convert_rewards(made: Imported, given: Mapping[str, object]) -> None:
+def _convert_rewards(made: Imported, given: Mapping[str, object], registered: Mapping[str, str]) -> None:
+    """``registered``: names without a module, and what judges alike."""
     if (names := given.get("reward_funcs")) is None:
         return
     listed = [str(name) for name in (names if isinstance(names, list) else [names])]
     named = given.get("reward_weights")
     weights = [1.0] * len(listed) if named is None else named if isinstance(named, list) else [named]
     _check_even(listed, weights, key="reward_weights")
-    functions = {name: _function_of(name) for name in listed}
+    functions = {name: _function_of(name) or registered.get(name) for name in listed}
     entries = [{"function": functions[name], "weight": weight} for name, weight in zip(listed, weights)]
     if known := [entry for entry in entries if entry["function"] is not None]:
         made.keys[f"{GRPO}.rewards"] = known
@@ -257,7 +276,7 @@ def _function_of(name: str) -> str | None:
     if name in TRL_REWARDS:
         return f"trl.rewards:{name}"
     module, _, function = name.rpartition(".")
-    return f"{module}:{function}" if module else SWIFT_REWARDS.get(name)
+    return f"{module}:{function}" if module else None
 
 
 def _convert_server(made: Imported, given: Mapping[str, object]) -> None:
@@ -351,9 +370,10 @@ def _set_baseline(made: Imported, value: object) -> None:
 
 
 def _set_targets(made: Imported, value: object) -> None:
-    names = value if isinstance(value, list) else [value]
+    """Names of modules; TRL's examples write commas between them, which the shell leaves at their ends."""
+    names = [str(name).rstrip(",") for name in (value if isinstance(value, list) else [value])]
     if names != ["all-linear"]:
-        made.keys["tuner.target_regex"] = rf".*\.({'|'.join(map(str, names))})"
+        made.keys["tuner.target_regex"] = rf".*\.({'|'.join(names)})"
 
 
 def _to_data(key: str, name: str) -> Callable[[Imported, object], None]:
@@ -375,7 +395,6 @@ def _to_data(key: str, name: str) -> Callable[[Imported, object], None]:
         elif name == "dataset_name" and value is not None:
             made.keys |= {DATASET: value, "custom.dataset.columns": {"prompt": "prompt"}}
             made.keys.setdefault("custom.dataset.val", "test")
-            made.left_out[name] = "list the columns that rewards read in custom.dataset.columns.metadata"
         else:
             made.left_out[name] = "write the data set as one JSONL with prompt or messages per line"
 
@@ -384,7 +403,7 @@ def _to_data(key: str, name: str) -> Callable[[Imported, object], None]:
 
 def _notes_on(swift: SwiftId) -> str:
     """What ms-swift does by itself, and has to be said here."""
-    notes = ["name the column of questions in custom.dataset.columns.prompt, and what rewards read in metadata"]
+    notes = ["name the column of questions in custom.dataset.columns.prompt"]
     if swift.take is not None:
         notes.append(f"the first {swift.take} records are used, where ms-swift draws them")
     if swift.is_modelscope:
@@ -418,6 +437,7 @@ CONVERTED: dict[str, Callable[[Imported, object], None]] = {
     "adapters": _set_adapter,
     "report_to": _set_reporters,
     "system": _set_system,
+    "system_prompt": _to("custom.prompts.system"),
     "enable_thinking": _set_thinking,
     "advantage_estimator": _set_baseline,
     "lora_target_modules": _set_targets,

@@ -113,9 +113,11 @@ SWIFT_BATCH = 16
 PROMPT_ROOM = 512
 """Tokens for prompts where the source has no limit: the former default of both."""
 NEEDED = ("model.model", "custom.train_jsonl", "training.output_dir", f"{GRPO}.rewards")
+OF_ROWS = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split")
 DATASET = "custom.dataset.source"
 """Stands for both JSONL files."""
 USED_TOGETHER = (
+    "dataset_prompt_column",
     "per_device_train_batch_size",
     "steps_per_generation",
     "reward_funcs",
@@ -153,7 +155,9 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "save_strategy": ("steps",),
     "logging_strategy": ("steps",),
     "remove_unused_columns": (True,),
-    "task_type": ("causal_lm",),
+    "task_type": ("causal_lm", "CAUSAL_LM"),
+    "bias": ("none",),
+    "gradient_checkpointing_kwargs": ({"use_reentrant": False},),
     "lora_task_type": ("CAUSAL_LM",),
 }
 """Values at which a key without counterpart says what happens here anyway."""
@@ -167,5 +171,22 @@ REASONS = {
     "multi_objective_aggregation": "rewards are summed by weight, then compared",
     "resume_from_checkpoint": "use rollmatch train --resume",
     "deepspeed_config": "use deepspeed",
-    "map": "rows that map() makes are not seen: write them with to_json, and name that file in custom.train_jsonl",
+    "tools": "name them in environment.tools as module:function",
+    "environment_factory": "write an environment (custom.extra.environment)",
+    "rollout_func": "write an environment (custom.extra.environment)",
+    "callbacks": "name them in training.callbacks as module:Class",
+    "overwrite_output_dir": "use rollmatch train --overwrite",
+    "push_to_hub": "use rollmatch export --push",
+    "hub_model_id": "use rollmatch export --push",
+    "hub_strategy": "use rollmatch export --push",
+    "save_strategy": "save_steps counts steps",
+    "use_liger_kernel": "nothing to set: logits are made in chunks",
+    "padding_free": "done without it on GPUs, with model.attn_impl: packed",
+    "dataset_prompt_column": "rename this column to prompt",
+    "chat_template": "write it as chat_template.jinja in the model's directory",
+    "NNODES": "use rollmatch train --nnodes",
+    "NODE_RANK": "use rollmatch train --nnodes",
+    "MASTER_ADDR": "use rollmatch train --nnodes",
+    "MASTER_PORT": "use rollmatch train --nnodes",
+    "PYTORCH_CUDA_ALLOC_CONF": "set it before rollmatch train, too",
 }
