@@ -28,7 +28,7 @@ from conformance.judge.servers.gaps import (
 from conformance.judge.servers.judgement import JudgingRules, ServerJudgement
 from conformance.judge.servers.options import check_options, make_parser
 from conformance.judge.servers.profiles import UnknownCheck, checks_of, left_out
-from conformance.judge.servers.reports import MEANINGS, Judged, write_json, write_junit
+from conformance.judge.servers.reports import Judged, meaning_of, write_json, write_junit
 from conformance.judge.servers.sheet import write_sheet
 from conformance.judge.servers.subject import (
     KEY_VARIABLE,
@@ -84,7 +84,8 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
     if judgement.not_restored:
         say(f"the server may hold other weights than at the beginning: {judgement.not_restored}")
     say(*explained(judgement), *hint_of(judgement, options), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
-    code, meaning = judgement.exit_code, found.problem or MEANINGS[judgement.exit_code]
+    code = judgement.exit_code
+    meaning = found.problem or meaning_of(code, judgement.rows)
     say("not finished" if is_ended else f"{code}: rules {judgement.rules}: {meaning}{left_out_of(judgement.not_asked)}")
     return INTERRUPTED if is_ended else code
 

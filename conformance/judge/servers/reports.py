@@ -1,7 +1,7 @@
 """A run of the judge for machines: one JSON file with everything, and JUnit."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element, ElementTree, SubElement, indent
 import msgspec
 
 from conformance.judge.rule_sets import came_in
-from conformance.judge.servers.check import FAULTY, INAPPLICABLE, UNTESTABLE, Check
+from conformance.judge.servers.check import FAULTY, INAPPLICABLE, MUST, UNTESTABLE, Check
 from conformance.judge.servers.exchange import Exchange, RecordedCall
 from conformance.judge.servers.gaps import BLOCKED, KNOWN
 from conformance.judge.servers.preflight import Preflight
@@ -18,12 +18,18 @@ from conformance.judge.servers.verdicts import CONFORMS, INCOMPLETE, JUDGE_FAILE
 FORMAT = 2
 MEANINGS = {
     CONFORMS: "every MUST of the profile passed",
-    MISSES: "a MUST is missed",
+    MISSES: "a MUST is missed, or a known gap is stale",
     INCOMPLETE: "nothing is missed, but a MUST could not be tested",
     NOT_JUDGED: "the server or trainer cannot be judged",
     JUDGE_FAILED: "the judge itself failed, or could not restore the server's first weights",
 }
 SKIPPED = (UNTESTABLE, BLOCKED, KNOWN, INAPPLICABLE)
+
+
+def meaning_of(code: int, rows: Sequence[VerdictRow]) -> str:
+    """What an exit code says of these verdicts: a MUST that a known gap excuses did not pass."""
+    excused = sum(row.state == KNOWN and row.check.grade == MUST for row in rows)
+    return MEANINGS[code] + f", but for known gaps: {excused}" * (code == CONFORMS and excused > 0)
 
 
 class ReportedCall(RecordedCall, kw_only=True, omit_defaults=True):
@@ -159,7 +165,7 @@ def report_of(judgement: Judged) -> dict[str, Any]:
             "url": judgement.title,
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "exit_code": judgement.exit_code,
-            "meaning": MEANINGS[judgement.exit_code],
+            "meaning": meaning_of(judgement.exit_code, judgement.rows),
             "seconds": judgement.seconds,
             "reproduce": judgement.reproduce,
             "preflight": {"problem": found.problem, "facts": found.facts, "warnings": found.warnings},

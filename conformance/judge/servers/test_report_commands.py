@@ -79,6 +79,35 @@ def test_a_report_is_judged_again_without_its_server(installed, reports, tmp_pat
     assert judge(installed, tmp_path, "replay", "other.json")[0] == 4
 
 
+@pytest.mark.scenario(clauses=["judging/the-exit-code-says-what-is-known#4"])
+def test_the_last_line_names_known_gaps(installed, reports, tmp_path):
+    (tmp_path / "gaps.yaml").write_text(GAP)
+    with small_server() as server:
+        words = (server.url, "--check", PASSED, "--check", MISSED)
+        code, live = judge(installed, tmp_path, *words, "--known-gaps", "gaps.yaml", "--json", "r.json")
+    code_again, replayed = judge(installed, tmp_path, "replay", str(reports / "bad.json"), "--known-gaps", "gaps.yaml")
+    wanted = "every MUST of the profile passed, but for known gaps: 1"
+    assert (code, code_again) == (0, 0), live + replayed
+    assert live.splitlines()[-1] == f"0: rules {NEWEST}: {wanted}"
+    assert replayed.splitlines()[-1] == f"0: {wanted}"
+    assert json.loads((tmp_path / "r.json").read_text())["meaning"] == wanted
+    _, good = judge(installed, tmp_path, "replay", str(reports / "good.json"))
+    assert good.splitlines()[-1] == "0: every MUST of the profile passed"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("badge", "good.json", "--out", "no/such/folder/b.svg"), "--out: no/such/folder/b.svg"),
+        (("badge", "good.json", "--out", "."), "--out: ."),
+        (("replay", "good.json", "--known-gaps", "none.yaml"), "--known-gaps: none.yaml"),
+    ],
+)
+def test_what_cannot_be_written_or_read_is_wrong_usage(installed, reports, words, named):
+    code, output = judge(installed, reports, *words)
+    assert (code, named in output) == (2, True), output
+
+
 @pytest.mark.scenario("judging/a-release-that-got-worse", clauses=["judging/a-report-is-data#3"])
 def test_a_comparison_names_what_fails_that_did_not(installed, reports):
     names = ("good.json", "bad.json")

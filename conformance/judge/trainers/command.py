@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from conformance.judge.rule_sets import TRAINERS, judged_by
 from conformance.judge.servers.command import INTERRUPTED, explained, leave, say, write_reports
-from conformance.judge.servers.options import CODES, add_reports, check_files, is_installed
-from conformance.judge.servers.report_commands import add_gaps, add_rules
-from conformance.judge.servers.reports import MEANINGS
+from conformance.judge.servers.options import CODES, REPORTS, add_reports, is_installed
+from conformance.judge.servers.report_commands import add_gaps, add_rules, check_files
+from conformance.judge.servers.reports import meaning_of
 from conformance.judge.servers.verdicts import summary
 
 EXTRA = "pip install . './conformance/judge[trainers]' in a clone"
@@ -86,9 +86,10 @@ def judge_trainer(options: argparse.Namespace, words: Sequence[str], prog: str) 
         is_ended = True
     write_reports(judgement, options)
     say(*explained(judgement), f"\n{summary(judgement.rows)}; {judgement.seconds:g} s")
-    code = INTERRUPTED if is_ended else judgement.exit_code
-    say("not finished" if is_ended else f"{code}: {judgement.preflight.problem or MEANINGS[code]}")
-    return code
+    code = judgement.exit_code
+    meaning = judgement.preflight.problem or meaning_of(code, judgement.rows)
+    say("not finished" if is_ended else f"{code}: rules {judgement.rules}: {meaning}")
+    return INTERRUPTED if is_ended else code
 
 
 def judgement_of(options: argparse.Namespace, words: Sequence[str], prog: str) -> tuple[Any, Any]:
@@ -139,7 +140,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace, words: 
             parser.error(f"--{name}: must be at least {least:g}")
     if options.steps < 3:
         parser.error("--steps: needs at least 3; the second step is disturbed, and the third shows what follows")
-    check_files(parser, options)
+    check_files(parser, options, *REPORTS)
     from conformance.judge.trainers.checks import BY_ID
 
     if unknown := set(options.check) - BY_ID.keys():
