@@ -83,12 +83,16 @@ def _with_adapter(model: nn.Module, config: ModelConfig, tuner: TunerConfig) -> 
     return merged
 
 
-def check_adapter(model: nn.Module, directory: Path) -> None:
-    """Compare the headers of an adapter's files with what peft expects for this model. Errors: ``adapter-unfit``."""
+def check_adapter(model: nn.Module, directory: Path) -> nn.Module:
+    """Compare the headers of an adapter's files with what peft expects for this model, and return it adapted.
+
+    Errors: ``adapter-unfit``.
+    """
     import peft
     from peft.mapping import PEFT_TYPE_TO_PREFIX_MAPPING
 
     described = peft.PeftConfig.from_pretrained(str(directory))
+    described.inference_mode = False  # as it is saved; else nothing is trained
     base, described.base_model_name_or_path = described.base_model_name_or_path, str(model.name_or_path)
     prefix = PEFT_TYPE_TO_PREFIX_MAPPING.get(described.peft_type, "")  # what peft ties has other names in files
     headers = [read_header(path)[0] for path in directory.glob("adapter_model*.safetensors")]
@@ -104,6 +108,7 @@ def check_adapter(model: nn.Module, directory: Path) -> None:
         if has != needs and (prefix in name or None not in (has, needs)):
             shapes = f"{name} is {list(has or ()) or 'missing'} in its file, and {list(needs or ()) or 'nothing'} here"
             raise _unfit(directory, base, shapes)
+    return cast(nn.Module, adapted)
 
 
 def _unfit(directory: Path, base: str | None, problem: str) -> ConfigError:

@@ -52,7 +52,8 @@ def check_parts(model: nn.Module) -> None:
     """Errors: ``adapter-not-applied``, where a part has adapters that vLLM leaves out."""
     for name, count in count_parts(model, unwrap(model)).items():
         if count.num_trained and name != NAMES[Part.LANGUAGE]:
-            problem, remedy = f"the {name} has an adapter, which vLLM leaves out", "Set sync.mode to full."
+            problem = f"the {name} has an adapter, which vLLM leaves out"
+            remedy = "Set sync.mode to full, or adapt the language model alone (tuner.freeze_vit, freeze_aligner)."
             raise SyncError(problem, code="adapter-not-applied", key="tuner.target_regex", remedy=remedy)
 
 

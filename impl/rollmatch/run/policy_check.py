@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from rollmatch.config import RunConfig, effective
+from rollmatch.config.servers import is_colocated
 from rollmatch.config.training import TrainingConfig
 from rollmatch.errors import ConfigError, LaunchError
 from rollmatch.model.policy import auto_class, check_adapter, count_weights, load_architecture, prepare
 from rollmatch.model.source import dtype_of
+from rollmatch.rollout.adapter_proof import check_parts
 from rollmatch.run.machine import has_gpu
 
 if TYPE_CHECKING:
@@ -32,14 +34,24 @@ ADAM_STATES = 2
 
 
 def check_policy(config: RunConfig) -> None:
-    """Errors: ``attention-missing``, ``optimizer-refused``, ``adapter-unfit``, ``disk-too-small``; of ``prepare``."""
+    """Errors: ``attention-missing``, ``optimizer-refused``, ``adapter-unfit``, ``disk-too-small``.
+
+    Those of ``prepare`` and ``check_parts``, too.
+    """
     check_attention(config)
     model = _on_meta(config)
     check_optimizer(config.training, model)
     if config.model.adapter is not None:
-        check_adapter(model, Path(config.model.adapter))
-        return
-    check_disk(config, prepare(model, config.tuner))
+        adapted = check_adapter(model, Path(config.model.adapter))
+        if config.model.adapter_start == "merge":
+            adapted = prepare(_on_meta(config), config.tuner)
+    else:
+        adapted = prepare(model, config.tuner)
+        check_disk(config, adapted)
+    vllm = config.custom.extra.rollout_matching.vllm
+    may_fall_back = vllm.sync.mode == "auto" and vllm.sync.fallback_to_full
+    if is_colocated(config) and vllm.carries_adapter and not may_fall_back:
+        check_parts(adapted)
 
 
 def check_optimizer(training: TrainingConfig, model: nn.Module) -> None:
