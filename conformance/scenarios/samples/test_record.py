@@ -144,6 +144,17 @@ def test_only_the_header_and_the_end_are_read(tmp_path, suffix):
         assert codes(tmp_path / f"{name}.{suffix}", (256, 256)) == found, name
 
 
+@pytest.mark.scenario(clauses=["samples/a-sample-is-one-json-object-on-one-line#7"])
+@pytest.mark.parametrize("suffix", ["webp", "gif", "bmp", "tif", "ppm", "tga", "jp2", "avif", "ico"])
+@pytest.mark.parametrize("is_noise", [True, False])
+def test_a_part_of_an_image_is_refused_in_every_format(tmp_path, suffix, is_noise):
+    path = tmp_path / f"a.{suffix}"
+    (Image.effect_noise((64, 64), 50) if is_noise else Image.new("L", (64, 64))).save(path)
+    assert codes(path, (64, 64)) == []
+    (tmp_path / f"half.{suffix}").write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert codes(tmp_path / f"half.{suffix}", (64, 64)) == ["image-unreadable"]
+
+
 @pytest.mark.parametrize("mode", ["I", "F"])
 def test_pixels_whose_white_is_unknown_are_refused(tmp_path, mode):
     Image.new(mode, (8, 6)).save(tmp_path / "a.tif")

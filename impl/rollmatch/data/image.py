@@ -1,4 +1,4 @@
-"""Image files: their rules, for which only headers are read, and the pixels that every side of a run gets from them.
+"""Image files: their rules, which need few of their pixels, and the pixels that every side of a run gets from them.
 
 Servers decode what they are sent in their own ways: stock vLLM puts what is transparent on white, transformers leaves
 the alpha channel out. So files that are not plain RGB or grey are sent as PNG of the pixels that the learner sees.
@@ -22,6 +22,8 @@ _WITH_ORIENTATION = frozenset(("exif", "xmp", "XML:com.adobe.xmp"))
 """Where Pillow looks for it."""
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 _TAIL_BYTES = 1024
+_WHOLE_ONCE_OPEN = ("WEBP",)
+"""Pillow opens no part of them."""
 _SENT_AS_STORED = ("PNG", "JPEG", "WEBP")
 _16_BITS = 65_535
 
@@ -62,7 +64,7 @@ def orientation_of(image: Image.Image) -> int:
 
 @lru_cache(maxsize=1024)
 def read_header(path: str) -> tuple[tuple[int, int], int]:
-    """(width, height) as stored, and EXIF's orientation; a file that seems to be cut off is decoded.
+    """(width, height) as stored, and EXIF's orientation; a file that may be cut off is decoded.
 
     Errors: ``FileNotFoundError``, ``ImageUnreadable``.
     """
@@ -73,7 +75,7 @@ def read_header(path: str) -> tuple[tuple[int, int], int]:
             has_orientation = not _WITH_ORIENTATION.isdisjoint(image.info)
             orientation = orientation_of(image) if has_orientation else UPRIGHT
             size = image.size
-            if _lacks_end(path, image.format):
+            if image.format not in _WHOLE_ONCE_OPEN and _lacks_end(path, image.format):
                 image.load()
             _check_mode(image)
             return size, orientation
@@ -152,7 +154,7 @@ def _check_mode(image: Image.Image) -> None:
 def _lacks_end(path: str, kind: str | None) -> bool:
     end = _ENDS.get(kind or "")
     if end is None:
-        return False
+        return True
     with open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
         return end not in file.read()
