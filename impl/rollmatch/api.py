@@ -136,7 +136,7 @@ class GRPOTrainer:
             vllm_connection_timeout=vllm_connection_timeout,
         )
         self.config = merge(_with_arguments(tree, arguments), parse_overrides(overrides_of(server)))
-        self.rewards = _entries_of(reward_funcs)
+        self.rewards = _entries_of(reward_funcs, "reward_funcs")
         self.train_dataset = _as_records(train_dataset, "train_dataset")
         self.eval_dataset = _as_records(eval_dataset, "eval_dataset")
 
@@ -161,7 +161,7 @@ class GRPOTrainer:
         existing = "resume" if resume_from_checkpoint else existing
         for name, reason in self.left_out.items():
             print(f"  args.{name} is left out: {reason}")  # noqa: T201  # what a script sets and nothing uses
-        named = {"training.callbacks": [_name_of_any(one) for one in self.callbacks]} if self.callbacks else {}
+        named = {"training.callbacks": [name_of(one) for one in self.callbacks]} if self.callbacks else {}
         self.directory = train(
             merge(self.config, nested(named)),
             train_data=self.train_dataset,
@@ -261,7 +261,7 @@ def train(
     if existing not in get_args(Existing):
         remedy = f"Choose one of {', '.join(get_args(Existing))}."
         raise ConfigError(f"is {existing!r}", code="not-a-choice", key="existing", remedy=remedy)
-    tree, listed = _tree_of(config), _entries_of(rewards)
+    tree, listed = _tree_of(config), _entries_of(rewards, "rewards")
     tree = _with_rewards(tree, listed) if listed else tree
     given = {"train": _as_records(train_data, "train_data"), "val": _as_records(val_data, "val_data")}
     files = {f"{split}_jsonl": _file_of(data, split, tree) for split, data in given.items() if data is not None}
@@ -272,19 +272,6 @@ def train(
     return Path(made.training.output_dir)
 
 
-def name_of(function: Callable[..., object]) -> str:
-    """``module:name`` of a function; lambdas, closures and partials get one. Errors: ``RewardNotImportable``.
-
-    >>> name_of(name_of)
-    'rollmatch.api:name_of'
-    """
-    if isinstance(function, str):
-        problem = f"{function!r} is a text; reward models are not loaded here"
-        remedy = f"Pass a function that calls the model, or name a function in {REWARDS} of config."
-        raise RewardNotImportable(problem, key="rewards", remedy=remedy)
-    return _name_of_any(function)
-
-
 def _tree_of(config: Config) -> Tree:
     if isinstance(config, str | Path):
         return read_tree(config)
@@ -293,13 +280,17 @@ def _tree_of(config: Config) -> Tree:
     return nested(config)
 
 
-def _entries_of(rewards: object) -> list[tuple[Callable[..., object], float]]:
-    """Functions with their weights. Errors: ``ConfigError`` with ``argument-unknown``."""
-    listed = [rewards] if callable(rewards) or isinstance(rewards, str) else _as_list(rewards, "rewards")
+def _entries_of(rewards: object, key: str) -> list[tuple[Callable[..., object], float]]:
+    """Functions with their weights. Errors: ``RewardNotImportable``, ``ConfigError`` with ``argument-unknown``."""
+    listed = [rewards] if callable(rewards) or isinstance(rewards, str) else _as_list(rewards, key)
     entries = [one if isinstance(one, tuple) else (one, 1.0) for one in listed]
     for one in entries:
         if len(one) != 2 or not (callable(one[0]) or isinstance(one[0], str) or hasattr(one[0], "funcs")):
-            raise _of_type(one[0] if len(one) == 2 else one, "rewards", "Pass functions, or (function, weight).")
+            raise _of_type(one[0] if len(one) == 2 else one, key, "Pass functions, or (function, weight).")
+        if isinstance(one[0], str):
+            problem = f"{one[0]!r} is a text; reward models are not loaded here"
+            remedy = f"Pass a function that calls the model, or name a function in {REWARDS} of config."
+            raise RewardNotImportable(problem, key=key, remedy=remedy)
     return entries
 
 
@@ -321,7 +312,12 @@ def _of_type(given: object, key: str, remedy: str) -> ConfigError:
     return ConfigError(f"is {type(given).__name__}", code="argument-unknown", key=key, remedy=remedy)
 
 
-def _name_of_any(item: object) -> str:
+def name_of(item: object) -> str:
+    """``module:name`` of a function or class; lambdas, closures, partials and instances get one.
+
+    >>> name_of(name_of)
+    'rollmatch.api:name_of'
+    """
     module, name = getattr(item, "__module__", None), getattr(item, "__qualname__", "")
     is_named = module is not None and getattr(sys.modules.get(module), name, None) is item
     return f"{module}:{name}" if is_named else name_passed(item)

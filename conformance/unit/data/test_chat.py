@@ -21,7 +21,7 @@ def test_a_bare_prompt_follows_the_configured_system_message(write):
         load_samples(path)  # without leave
 
 
-COLUMNS = "columns: {image: null, boxes: null, prompt: question, metadata: [answer]}"
+COLUMNS = "columns: {prompt: question}"
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,20 @@ def test_data_that_was_converted_can_be_moved_with_its_images(coco, tmp_path):
     assert run(coco, tmp_path / "yolo", "--from", "coco", "--to", "yolo", "--relative") != 0
 
 
+@pytest.mark.parametrize("target", ["coco", "swift"])
+def test_paths_are_written_whole_and_lead_to_the_same_image(coco, tmp_path, monkeypatch, target):
+    """``sub/..`` is not the working directory where ``sub`` is a link."""
+    (tmp_path / "elsewhere/deep").mkdir(parents=True)
+    (tmp_path / "elsewhere/imgs").mkdir()
+    (tmp_path / "a.jpg").rename(tmp_path / "elsewhere/imgs/a.jpg")
+    (tmp_path / "sub").symlink_to(tmp_path / "elsewhere/deep")
+    monkeypatch.chdir(tmp_path)
+    assert run(coco, tmp_path / "made", "--from", "coco", "--to", target, "--images", "sub/../imgs") == 0
+    text = (tmp_path / "made").read_text()
+    assert str(tmp_path / "elsewhere/imgs/a.jpg") in text
+    assert ".." not in text
+
+
 def test_category_ids_and_names_of_the_source_are_kept(coco, tmp_path, capsys):
     edit(coco, lambda d: d["categories"].append({"id": 3, "name": "zebra"}))
     ours, back = tmp_path / "train.jsonl", tmp_path / "back.json"

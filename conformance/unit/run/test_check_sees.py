@@ -106,6 +106,42 @@ def test_a_reward_that_does_not_fit_the_data_is_called_and_refused(task, capsys)
     assert "the metadata of this sample has answer" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("a.csv", "question,answer\n1 + 1?,2\n", "csv"),
+        ("a.json", '[\n{"question": "1 + 1?", "answer": "2"}\n]\n', "json"),
+    ],
+)
+def test_a_file_of_another_format_is_read_by_what_the_remedy_says(task, capsys, name, text, kind):
+    (task / name).write_text(text)
+    assert main(["check", "run.yaml", "--set", f"custom.train_jsonl={name}"]) == 1
+    printed = capsys.readouterr().err
+    assert "1 problem\n" in printed
+    assert f"custom.dataset: {{source: {kind}, train: {name}, val: FILE, columns: {{prompt: COLUMN}}}}" in printed
+    said = f"{{source: {kind}, train: {name}, val: null, columns: {{prompt: question}}}}"
+    assert main(["check", "run.yaml", "--set", "custom.train_jsonl=null", "--set", f"custom.dataset={said}"]) == 0
+
+
+def test_an_evaluation_of_what_is_learnt_from_is_a_warning(task, capsys):
+    assert main(["check", "run.yaml", "--set", "custom.val_jsonl=train.jsonl"]) == 0
+    assert "train.jsonl is learnt from and evaluated" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("model=m", "Write model: {model: m}."),
+        ("custom.extra.grpo.group_size=4", "Did you mean custom.extra.grpo.num_generations?"),
+        ("custom.extra.grpo.kl_coef=0.1", "Did you mean custom.extra.grpo.beta?"),
+        ("custom.extra.grpo.rewards=[{function: 'trl.rewards:accuracy_reward'}]", "pip install trl math_verify"),
+    ],
+)
+def test_what_others_write_is_answered_by_what_to_type(task, capsys, override, remedy):
+    assert main(["check", "run.yaml", "--set", override]) == 1
+    assert remedy in capsys.readouterr().err
+
+
 def test_a_reward_that_an_answer_may_have_failed_is_a_warning(task, capsys):
     code, printed = check(capsys, of("counts", "divides", "right"))
     assert code == 0

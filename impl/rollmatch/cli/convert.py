@@ -100,11 +100,16 @@ def _read(options: argparse.Namespace, bad: OnBad) -> Iterator[LabeledImage]:
     return read_native(options.source, images, bad=bad)
 
 
+def _named(image: str, out: Path | None) -> str:
+    """The path of an image as a file holds it: absolute, or from the directory of ``out``."""
+    path = Path(image).resolve()  # not by its text: sub/.. is another directory where sub is a link
+    return str(path) if out is None else os.path.relpath(path, out.parent.resolve())
+
+
 def _write(options: argparse.Namespace, images: Iterator[LabeledImage], bad: OnBad, out: Path) -> list[str]:
     out.parent.mkdir(parents=True, exist_ok=True)
-    if options.relative and options.target_format != "native":
-        start = out.parent.resolve()
-        images = (replace(image, path=os.path.relpath(Path(image.path).resolve(), start)) for image in images)
+    if options.target_format in ("coco", "swift"):
+        images = (replace(image, path=_named(image.path, out if options.relative else None)) for image in images)
     if options.target_format == "coco":
         from rollmatch.data.formats.coco import read_categories, write_coco
 

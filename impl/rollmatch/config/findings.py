@@ -48,7 +48,12 @@ OTHER_NAMES: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("torch_type", "dtype", "precision"), "model.torch_dtype"),
         **dict.fromkeys(("lora_r", "r"), "tuner.lora_rank"),
         **dict.fromkeys(("target_modules", "lora_target_modules"), "tuner.target_regex"),
-        **dict.fromkeys(("max_completion_length", "max_tokens"), f"{ROLLOUT_MATCHING}.max_new_tokens"),
+        **dict.fromkeys(
+            ("max_completion_length", "max_tokens", "max_response_length"), f"{ROLLOUT_MATCHING}.max_new_tokens"
+        ),
+        **dict.fromkeys(("group_size", "num_samples", "n", "num_return_sequences"), f"{GRPO}.num_generations"),
+        **dict.fromkeys(("kl_coef", "kl_loss_coef", "kl_beta"), f"{GRPO}.beta"),
+        **dict.fromkeys(("clip_range", "cliprange", "clip_ratio", "clip_eps"), f"{GRPO}.epsilon"),
         **{name: f"{ROLLOUT_MATCHING}.decoding.{name}" for name in ("temperature", "top_p", "top_k")},
         **dict.fromkeys(("reward_funcs", "reward_functions", "reward_weights"), f"{GRPO}.rewards"),
         **dict.fromkeys(("reward_func", "reward_model"), f"{GRPO}.rewards"),
@@ -186,6 +191,8 @@ def translate(found: ErrorDetails) -> ConfigError:
     code, remedy = _CODES.get(found["type"], ("wrong-type", "Write a value of that type."))
     if found["type"] == "model_type" and key.startswith(f"{GRPO}.rewards."):
         remedy = f"Write {{function: {found['input']}}}."
+    elif key == "model" and isinstance(found["input"], str):
+        remedy = f"Write model: {{model: {found['input']}}}."
     elif key == f"{GRPO}.rewards" and isinstance(found["input"], str):
         remedy = f"Write [{{function: {found['input']}}}]."
     elif code == "wrong-type" and isinstance(found["input"], str) and found["type"].startswith(SCALARS):

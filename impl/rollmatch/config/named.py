@@ -27,6 +27,8 @@ def load_named(name: str, *, key: str, kind: str, refuse: type[ConfigError]) -> 
         remedy = f"Correct it; python -c 'import {module_name}' shows where."
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
             remedy = "The module is looked for among installed packages and in the working directory."
+            if error.name == "trl":  # whose rewards import-config names
+                remedy = "Install it: pip install trl math_verify."
             if module_name.endswith(".py"):
                 remedy = f"Write {module_name.removesuffix('.py')}:{own_name}."
         raise refuse(f"{name}: {kind_and_text(error)}", key=key, remedy=remedy) from error

@@ -215,10 +215,14 @@ class JsonlFile:
             record = parse_json(line.decode("utf-8-sig" if place == 0 else "utf-8"))  # Windows' editors write a mark
         except (ValueError, RecursionError) as error:
             problem, remedy = f"the line is not JSON: {error}", "Write one JSON object per line."
+            kind = Path(self.path).suffix.lstrip(".")
             if isinstance(error, UnicodeDecodeError):
                 remedy = "Save the file unpacked, as UTF-8; custom.dataset reads parquet, arrow and csv."
-            if place == 0 and line.strip() in (b"[", b"{"):
-                problem = "the file is one JSON document over several lines"
+            if is_document := place == 0 and line.strip() in (b"[", b"{"):
+                problem, kind = "the file is one JSON document over several lines", "json"
+            if is_document or (place == 0 and kind in ("parquet", "arrow", "csv")):
+                remedy = f"Read it as it is: custom.dataset: {{source: {kind}, train: {self.path}, val: FILE, columns: "
+                remedy += "{prompt: COLUMN}}; or write one JSON object per line."
                 raise BadSamples([DataError(problem, code="line-not-json", key=key, remedy=remedy)]) from error
             return None, [DataError(problem, code="line-not-json", key=key, remedy=remedy)]
         return self.rules.read(record, place, key)

@@ -73,10 +73,9 @@ def _without_question(record: Mapping[str, Any], key: str) -> DataError:
     elif "conversations" in record:
         remedy = "Write conversations as messages, a list of {role: user or assistant, content: ...}."
     else:
-        others = ", ".join(name for name in record if name != column)
         remedy = (
             f"Rename {column} to prompt, or read the file as it is: custom.dataset: {{source: json, train: FILE, "
-            f"columns: {{image: null, boxes: null, prompt: {column}, metadata: [{others}]}}}}."
+            f"val: FILE, columns: {{prompt: {column}}}}}."
         )
     return DataError(problem, code="field-missing", key=key, remedy=remedy)
 

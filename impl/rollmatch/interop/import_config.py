@@ -120,6 +120,7 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
         made.keys.pop("training.eval_steps", None)
     if kind == "trl" or {"eval_strategy", "evaluation_strategy"} & fields.keys():  # ms-swift's follows from its data
         _convert_evaluation(made, fields)
+    _convert_shares(made, given.get("max_steps"))
     unasked = DEFAULTS[kind].keys() - fields.keys()
     made.left_out = {name: reason for name, reason in made.left_out.items() if name not in unasked} | unread
     return made
@@ -156,6 +157,19 @@ def _convert_evaluation(made: Imported, fields: Mapping[str, object]) -> None:
         made.keys.pop(name, None)
     if DATASET in made.keys:
         made.keys["custom.dataset.val"] = None
+
+
+def _convert_shares(made: Imported, max_steps: object) -> None:
+    """A number of steps below 1 is a share of all, which ``max_steps`` says."""
+    for name in ("save_steps", "eval_steps", "logging_steps"):
+        share = made.keys.get(f"training.{name}")
+        if not isinstance(share, float) or share >= 1:
+            continue
+        if isinstance(max_steps, int) and max_steps > 0:
+            made.keys[f"training.{name}"] = math.ceil(share * max_steps)
+        else:
+            del made.keys[f"training.{name}"]
+            made.left_out[name] = f"{share} is a share of all steps; write a number of steps"
 
 
 def _is_neutral(name: str, value: object) -> bool:

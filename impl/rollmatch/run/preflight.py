@@ -79,6 +79,8 @@ def load_checked(
     _try_rewards(rewards, train, warn, max_steps=config.training.max_steps)
     if (bias := find_sampling_bias(config)) is not None:
         warn(bias)
+    if config.custom.is_evaluated and origin_of(config.custom, "val") == origin_of(config.custom, "train"):
+        warn(f"{origin_of(config.custom, 'val')} is learnt from and evaluated: the evaluation says nothing of others")
     return train, val
 
 
