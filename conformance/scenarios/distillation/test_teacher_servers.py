@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,6 @@ from conformance.doubles.distilled import (
     PROMPTED,
     asked,
     checked,
-    config_of,
     logprobs_of,
     make_trainer,
     samples,
@@ -39,8 +37,6 @@ from rollmatch.objectives.distill.teacher import ServerAnswers
 from rollmatch.ranks import Ranks
 from rollmatch.records import Segment
 from rollmatch.rollout.retry import FIRST_WAIT_S
-from rollmatch.run.assemble import make_template
-from rollmatch.run.teachers import check_teachers
 
 TEACHERS = "custom.extra.distill.teachers="
 KEY = "custom.extra.distill.teachers.0.base_url"
@@ -49,6 +45,10 @@ KEY = "custom.extra.distill.teachers.0.base_url"
 def served(url, prompt="{question} {sum}", **more):
     fields = "".join(f", {name}: {value}" for name, value in more.items())
     return f'{TEACHERS}[{{base_url: "{url}", prompt: "{prompt}"{fields}}}]'
+
+
+def answers_by(url, *, timeout_s):
+    return ServerAnswers(server=TeacherServer(url), unexpanded=lambda _, token_ids: token_ids, timeout_s=timeout_s)
 
 
 @pytest.mark.scenario(
@@ -263,8 +263,8 @@ def test_all_ranks_end_where_the_teacher_of_one_fails():
     teacher = TeacherDouble(MODEL)
     segment = Segment(sample=samples()[0], policy_version=1, token_ids=(1, 2, 3), prompt_len=1, prefix_len=2)
     with serving(teacher) as url:
-        answers = ServerAnswers(server=TeacherServer(url), timeout_s=0.2)
-        away = ServerAnswers(server=TeacherServer(f"http://127.0.0.1:{free_port()}"), timeout_s=0.2)
+        answers = answers_by(url, timeout_s=0.2)
+        away = answers_by(f"http://127.0.0.1:{free_port()}", timeout_s=0.2)
 
         def ended(ranks):
             context = SimpleNamespace(step=0, ranks=ranks)
@@ -290,7 +290,7 @@ def test_no_call_is_repeated_once_another_has_failed_for_good():
         Segment(sample=sample, policy_version=1, token_ids=(1, 2, last), prompt_len=1, prefix_len=2) for last in (3, 4)
     ]
     with http_server(answer) as server:
-        answers = ServerAnswers(server=TeacherServer(server.url), timeout_s=30)
+        answers = answers_by(server.url, timeout_s=30)
         with pytest.raises(ServerRefused) as refusal:
             answers(segments, SimpleNamespace(step=0, ranks=Ranks()), top_k=1)
         assert refusal.value.status == 400
@@ -354,14 +354,6 @@ def test_a_server_that_cannot_teach_is_refused_before_a_model_is_loaded():
         assert (error.code, error.key) == ("teacher-without-logprobs", KEY)
     (error,) = checked(served(f"http://127.0.0.1:{free_port()}"), *DIVERGENCE)
     assert error.code == "transport-failed"
-
-
-@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#11"])
-def test_a_sample_with_an_image_has_no_teacher_by_url():
-    pictured = replace(samples()[0], images=("a.png",))
-    with serving(TeacherDouble(MODEL)) as url, refused("teacher-without-images", pictured.origin):
-        config = config_of(served(url), *DIVERGENCE)
-        check_teachers(config, make_template(config), [pictured])
 
 
 @pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#10"])

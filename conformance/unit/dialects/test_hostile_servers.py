@@ -13,16 +13,17 @@ from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import QUICK, RULES, prompts
 from rollmatch.dialects.http import HttpServer
 from rollmatch.dialects.session import ClientSettings, RolloutServer
-from rollmatch.dialects.vllm.teacher import TeacherServer
+from rollmatch.dialects.vllm.teacher import JudgedTokens, TeacherServer
 
 LIMIT_S, LATE_S = 1.0, 4.0
 CODES = {slow: "call-timeout", slow_head: "call-timeout", endless: "reply-malformed"}
 CODES |= dict.fromkeys((nested, packed), "reply-malformed")
+JUDGED = JudgedTokens(token_ids=(1, 2), prompt_len=1)
 CALLS = {
     "get": lambda url: HttpServer(url).get("/health", timeout_s=LIMIT_S),
     "post": lambda url: HttpServer(url).post("/update", {}, timeout_s=LIMIT_S),
     "begin": lambda url: HttpServer(url).begin("/update", {}, timeout_s=LIMIT_S).result(),
-    "a teacher": lambda url: TeacherServer(url).teach([1, 2], 1, top_k=1, timeout_s=LIMIT_S),
+    "a teacher": lambda url: TeacherServer(url).teach(JUDGED, top_k=1, timeout_s=LIMIT_S),
     "without a limit, once its reply has begun": lambda url: HttpServer(url, reply_s=LIMIT_S).post(
         "/generate", {}, timeout_s=None
     ),

@@ -69,6 +69,16 @@ FOREIGN = image("https://example.org/a.png")
         (TOKENS, {"token_ids": [5], "sampling_params": {"temperature": 3}}, (400, "sampling-value-invalid", None)),
         (TOKENS, {"token_ids": [5] * 512}, (400, "prompt-too-long", "token_ids[0]")),
         (TOKENS, {"token_ids": [5], "content_parts": [{"type": "image_url", "url": "data:,"}]}, (400, None, None)),
+        (
+            TOKENS,
+            {"token_ids": [5], "sampling_params": {"prompt_logprobs": -1}},
+            (400, "sampling-value-invalid", "prompt_logprobs"),
+        ),
+        (
+            TOKENS,
+            {"token_ids": [5] * 400, "sampling_params": {"prompt_logprobs": 9999, "max_tokens": 1}},
+            (422, "call-too-large", "prompt_logprobs"),
+        ),
         (CHAT, chat(SMALL, user="me", store=False, metadata={"a": "b"}, n=2, seed=1), PASSED),
         (COMPLETION, {"prompt": [[5], [6]], "echo": False, "best_of": 1, "suffix": None, "user": "me"}, PASSED),
     ],

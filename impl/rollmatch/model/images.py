@@ -63,8 +63,8 @@ class ImageProcessing:
         self._mark = self.tokenizer.eos_token or self.tokenizer.pad_token
         self._placeholder = self._find_placeholder()
         self.placeholder_id = int(self.tokenizer.convert_tokens_to_ids(self._placeholder))
-        self.growth = lru_cache(maxsize=1024)(self._growth)
-        """Sizes (width, height) of a prompt's images -> tokens that its placeholders gain when they are expanded."""
+        self.expansions = lru_cache(maxsize=1024)(self._expansions)
+        """Sizes (width, height) of a prompt's images -> ``ImageFeatures.expansions``, which depend on nothing else."""
 
         self.resized = lru_cache(maxsize=1024)(self._resized)
         """Size (width, height) of an image -> size in pixels at which the model gets it."""
@@ -75,9 +75,12 @@ class ImageProcessing:
             return NO_IMAGES
         return self._process(images, self._placeholder)
 
-    def _growth(self, sizes: tuple[tuple[int, int], ...]) -> int:
-        features = self.process([Image.new("RGB", size) for size in sizes])
-        return sum(len(ids) - 1 for ids in features.expansions)
+    def growth(self, sizes: tuple[tuple[int, int], ...]) -> int:
+        """Tokens that the placeholders of images of these sizes (width, height) gain when they are expanded."""
+        return sum(len(ids) - 1 for ids in self.expansions(sizes))
+
+    def _expansions(self, sizes: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
+        return self.process([Image.new("RGB", size) for size in sizes]).expansions
 
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
         grid = self.process([Image.new("RGB", size)]).tensors.get("image_grid_thw")
@@ -277,6 +280,22 @@ def expand_placeholders(
     for token_id in prompt_token_ids:
         expanded.extend(next(remaining) if token_id == placeholder_id else (token_id,))
     return tuple(expanded)
+
+
+def collapse_placeholders(
+    prompt_token_ids: Sequence[int], expansions: Sequence[Sequence[int]], *, placeholder_id: int
+) -> tuple[int, ...]:
+    """The reverse of ``expand_placeholders``: ``prompt_token_ids`` holds the ``expansions``, in order.
+
+    >>> collapse_placeholders([5, 99, 99, 6, 1, 99, 2, 7], [(99, 99), (1, 99, 2)], placeholder_id=99)
+    (5, 99, 6, 99, 7)
+    """
+    rest, collapsed = tuple(prompt_token_ids), list[int]()
+    for expansion in map(tuple, expansions):
+        start = next(at for at in range(len(rest)) if rest[at : at + len(expansion)] == expansion)
+        collapsed += [*rest[:start], placeholder_id]
+        rest = rest[start + len(expansion) :]
+    return (*collapsed, *rest)
 
 
 def check_placeholders(prompt_token_ids: Sequence[int], num_images: int, *, placeholder_id: int) -> None:

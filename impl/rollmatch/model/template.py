@@ -25,6 +25,7 @@ from rollmatch.model.images import (
     ImagePreparation,
     ImageProcessing,
     check_placeholders,
+    collapse_placeholders,
     expand_placeholders,
     placeholder_ids,
 )
@@ -386,6 +387,20 @@ class Template:
         """[P] replace each image placeholder by the tokens of its image. Errors: ``placeholders-misfit``."""
         return expand_placeholders(prompt_token_ids, features.expansions, placeholder_id=self.placeholder_id)
 
+    def expansions(self, sample: Sample) -> tuple[tuple[int, ...], ...]:
+        """``ImageFeatures.expansions`` of a sample; reads only the headers of its files.
+
+        Errors: ``image-not-processed``, ``ImageUnreadable``.
+        """
+        if self.images is None or not sample.images:
+            return ()
+        with processing(sample):
+            return self.images.expansions(tuple(read_header(path)[0] for path in sample.images))
+
+    def unexpanded(self, sample: Sample, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Token ids that begin with a sample's prompt, with one placeholder per image. Errors: as ``expansions``."""
+        return collapse_placeholders(token_ids, self.expansions(sample), placeholder_id=self.placeholder_id)
+
     def check_expansion(self, sample: Sample) -> None:
         """Compare an expanded prompt with the processor's, of the whole text. Errors: ``placeholders-misfit``."""
         text = self._render(sample)
@@ -410,8 +425,7 @@ class Template:
         if self.images is None or not sample.images:
             return 0
         check_placeholders(prompt_token_ids, len(sample.images), placeholder_id=self.placeholder_id)
-        with processing(sample):
-            return self.images.growth(tuple(read_header(path)[0] for path in sample.images))
+        return sum(len(ids) - 1 for ids in self.expansions(sample))
 
     def _find_pad_id(self) -> int:
         """The tokenizer's, or the stop token where it has none: what is padded is masked."""

@@ -13,14 +13,22 @@ from rollmatch.config.custom import TeacherConfig
 from rollmatch.config.distill_rules import DISTILL
 from rollmatch.data import BadSamples, spread
 from rollmatch.dialects.http import ReplyMalformed, ServerRefused
-from rollmatch.dialects.vllm.teacher import TeacherServer, first_difference_in_text, num_ids_of
+from rollmatch.dialects.vllm.teacher import JudgedTokens, TeacherServer, first_difference_in_text, num_ids_of
 from rollmatch.errors import ConfigError, DataError
 from rollmatch.learn.average import WeightAverage
+from rollmatch.model.images import expand_placeholders
 from rollmatch.model.source import num_positions
 from rollmatch.model.template import Template
 from rollmatch.objectives.distill.objective import DistillObjective
 from rollmatch.objectives.distill.prompt import TeacherPrompt
-from rollmatch.objectives.distill.teacher import Answers, LocalAnswers, ServerAnswers, Teacher, teacher_of
+from rollmatch.objectives.distill.teacher import (
+    Answers,
+    LocalAnswers,
+    ServerAnswers,
+    Teacher,
+    judged_tokens,
+    teacher_of,
+)
 from rollmatch.objectives.protocol import Objective
 from rollmatch.records import Sample
 from rollmatch.rollout.overlap import AnswerOf
@@ -54,8 +62,8 @@ def make_teachers(
             average = WeightAverage(policy, keep=entry.average)
         answers: Answers = LocalAnswers(model=load(entry.model) if load and entry.model else None, average=average)
         if entry.base_url is not None:
-            server = _server_of(entry.base_url)
-            answers = ServerAnswers(server=server, timeout_s=entry.timeout_s)
+            server = _server_of(entry.base_url, template)
+            answers = ServerAnswers(server=server, unexpanded=template.unexpanded, timeout_s=entry.timeout_s)
         made.append(Teacher(answers=answers, weight=entry.weight, when=entry.when, prompt_of=prompt_of))
     return made
 
@@ -71,7 +79,7 @@ def check_teachers(config: RunConfig, template: Template, *splits: Sequence[Samp
     """Compare vocabularies, try servers, and render each sample's prompt as its teacher sees it; of lazy samples some.
 
     Errors: ``teacher-vocabulary``, ``teacher-without-logprobs``, ``teacher-refused``, ``TransportFailed``,
-    ``top-k-too-large``, ``teacher-prompt-malformed``, ``teacher-too-short``;
+    ``top-k-too-large``, ``teacher-prompt-malformed``, ``teacher-too-short``, ``teacher-without-images``;
     ``BadSamples`` of samples without a teacher or a field, or whose prompts cannot be made.
     """
     entries = config.custom.extra.distill.teachers
@@ -80,12 +88,13 @@ def check_teachers(config: RunConfig, template: Template, *splits: Sequence[Samp
             _check_vocabulary(template, entry.model, key=f"{DISTILL}.teachers.{place}.model")
         if entry.base_url is not None:
             key, top_k = f"{DISTILL}.teachers.{place}.base_url", config.custom.extra.distill.top_k or 1
-            _check_server(template, _server_of(entry.base_url), top_k=top_k, key=key)
+            _check_server(template, _server_of(entry.base_url, template), top_k=top_k, key=key)
     if entries:
         _check_top_k(config, template)
         tried = [sample for samples in splits for sample in spread(samples)]
         _check_answers(config, template, tried)
         _check_prompts(config, template, tried)
+        _check_images(config, template, tried)
 
 
 def first_difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> int | None:
@@ -108,21 +117,21 @@ def _check_vocabulary(template: Template, directory: str, *, key: str) -> None:
         raise ConfigError(problem, code="teacher-vocabulary", key=key, remedy=remedy)
 
 
-def _server_of(base_url: str) -> TeacherServer:
-    return TeacherServer(base_url, api_key=os.environ.get(KEY_VARIABLE))
+def _server_of(base_url: str, template: Template) -> TeacherServer:
+    return TeacherServer(base_url, api_key=os.environ.get(KEY_VARIABLE), excluded_ids=template.banned_ids)
 
 
 def _check_server(template: Template, server: TeacherServer, *, top_k: int, key: str) -> None:
     """Have one token judged, then compare what every id writes."""
     num_ids = len(template.tokenizer)
     try:
-        server.teach((0, 1), 1, top_k=top_k, timeout_s=TRY_S)
+        server.teach(JudgedTokens(token_ids=(0, 1), prompt_len=1), top_k=top_k, timeout_s=TRY_S)
     except (ServerRefused, ReplyMalformed) as error:
         if isinstance(error, ServerRefused) and error.status in CLOSED:
             remedy = f"Set the environment variable {KEY_VARIABLE} to the key of that server."
             raise ConfigError(str(error.problem), code="teacher-refused", key=key, remedy=remedy) from error
         remedy = (
-            f"Start vllm serve --max-logprobs {top_k} or more there (rollmatch serve: "
+            f"Start vllm serve --max-logprobs {server.num_asked(top_k)} or more there (rollmatch serve: "
             "custom.extra.rollout_server.vllm_engine_kwargs.max_logprobs); see what it says."
         )
         raise ConfigError(str(error.problem), code="teacher-without-logprobs", key=key, remedy=remedy) from error
@@ -141,11 +150,11 @@ def _check_server(template: Template, server: TeacherServer, *, top_k: int, key:
         raise ConfigError(problem, code="teacher-vocabulary", key=key, remedy=remedy)
 
 
-def _limit_of(config: RunConfig, entry: TeacherConfig) -> int | None:
+def _limit_of(config: RunConfig, entry: TeacherConfig, template: Template) -> int | None:
     """Most tokens of a sequence that a teacher takes; a server writes one more."""
     if entry.base_url is None:
         return num_positions(Path(entry.model or config.model.model))
-    _, longest = _server_of(entry.base_url).model()
+    _, longest = _server_of(entry.base_url, template).model()
     return None if longest is None else longest - 1
 
 
@@ -159,7 +168,7 @@ def _check_top_k(config: RunConfig, template: Template) -> None:
 def _check_prompts(config: RunConfig, template: Template, samples: Sequence[Sample]) -> None:
     entries, teachers = config.custom.extra.distill.teachers, make_teachers(config, template, None)
     prompts = [_prompt_of(entry, place, template) for place, entry in enumerate(entries)]
-    limits = [_limit_of(config, entry) for entry in entries]
+    limits = [_limit_of(config, entry, template) for entry in entries]
     extra, errors = config.custom.extra, list[DataError]()
     is_played = extra.environment.is_set
     longest = extra.environment.max_response_tokens if is_played else extra.rollout_matching.max_new_tokens
@@ -171,10 +180,6 @@ def _check_prompts(config: RunConfig, template: Template, samples: Sequence[Samp
             errors.append(DataError(problem, code="teacher-missing", key=sample.origin, remedy=remedy))
             continue
         prompt, limit = prompts[place], limits[place]
-        if sample.images and entries[place].base_url is not None:
-            problem, remedy = "has an image, which a teacher by URL is not shown", "Load the teacher by model."
-            errors.append(DataError(problem, code="teacher-without-images", key=sample.origin, remedy=remedy))
-            continue
         try:
             length = template.prompt_length(sample if prompt is None else prompt.ask(sample))
         except DataError as error:
@@ -187,6 +192,29 @@ def _check_prompts(config: RunConfig, template: Template, samples: Sequence[Samp
             raise ConfigError(problem, code="teacher-too-short", key=key, remedy=remedy)
     if errors:
         raise BadSamples(errors)
+
+
+def _check_images(config: RunConfig, template: Template, samples: Sequence[Sample]) -> None:
+    """Have each server judge one token behind a prompt with images, where it will see some."""
+    teachers = make_teachers(config, template, None)
+    pictured = [sample for sample in samples if sample.images]
+    for place, entry in enumerate(config.custom.extra.distill.teachers):
+        shown = next((sample for sample in pictured if teacher_of(teachers, sample) == place), None)
+        if entry.base_url is None or shown is None:
+            continue
+        prompt = _prompt_ids(shown, template=template, prompt=_prompt_of(entry, place, template))
+        ids = (*prompt, template.vocabulary.stop_id)
+        judged = judged_tokens(shown, ids, len(prompt), unexpanded=template.unexpanded)
+        try:
+            _server_of(entry.base_url, template).teach(judged, top_k=1, timeout_s=TRY_S)
+        except (ServerRefused, ReplyMalformed) as error:
+            remedy = (
+                "Serve it by vllm serve --enable-scale-out (vLLM 0.28 or newer) or rollmatch serve, with the policy's "
+                "sizes of images (mm_processor_kwargs); or load it by model."
+            )
+            problem = f"does not judge behind the image of {shown.origin}: {error.problem}"
+            key = f"{DISTILL}.teachers.{place}.base_url"
+            raise ConfigError(problem, code="teacher-without-images", key=key, remedy=remedy) from error
 
 
 def answer_of(config: RunConfig, template: Template) -> AnswerOf:
@@ -220,7 +248,8 @@ def _prompt_of(entry: TeacherConfig, place: int, template: Template) -> TeacherP
     return TeacherPrompt(text=entry.prompt, key=f"{DISTILL}.teachers.{place}.prompt", user=template.user)
 
 
-def _prompt_ids(sample: Sample, *, template: Template, prompt: TeacherPrompt) -> tuple[int, ...]:
-    """[P] the teacher's prompt, images expanded."""
-    asked = prompt.ask(sample)
-    return template.expand(template.prompt_token_ids(asked), template.image_features(asked))
+def _prompt_ids(sample: Sample, *, template: Template, prompt: TeacherPrompt | None) -> tuple[int, ...]:
+    """[P] the teacher's prompt, images expanded; without one that of the policy."""
+    asked = sample if prompt is None else prompt.ask(sample)
+    ids = template.prompt_token_ids(asked)
+    return expand_placeholders(ids, template.expansions(asked), placeholder_id=template.placeholder_id)

@@ -68,6 +68,9 @@ class ResponseGenerator:
             await self.structures.check({"regex": regex})
         may_download = any(_names_urls(request) for request in requests)
         prepared = await self.prompts.reader.beside(may_download, self._prepare, requests, where, clamp)
+        asked = [request.num_prompt_top for request in requests for _ in request.seeds]
+        num = sum(prompt.expanded_len * (top + 1) for top, (prompt, _) in zip(asked, prepared) if top is not None)
+        self.count_logprobs(num, key="prompt_logprobs")
         try:
             may_move = all(request.may_move for request in requests)
             return await self.pool.generate_all(prepared, call_id=call_id, may_move=may_move)

@@ -50,6 +50,8 @@ class GenerateRequest:
     """What the whole text of a response matches."""
     num_top: int = 0
     """Likeliest tokens whose log-probabilities are returned, at every place, beside the sampled one's."""
+    num_prompt_top: int | None = None
+    """As many likeliest tokens at every place of the prompt, beside its own; None: no log-probabilities of it."""
     may_move: bool = False
     """Whether newer weights may write the rest of a response, which then names all its versions."""
 

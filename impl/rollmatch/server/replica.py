@@ -22,7 +22,7 @@ from rollmatch.weights.nccl import forbid_multicast
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
-    from vllm.logprobs import LogprobsOnePosition
+    from vllm.logprobs import LogprobsOnePosition, PromptLogprobs
 
 EXTENSION = "rollmatch.weights.worker.extension.WorkerExtension"
 _RESET_PAUSE_S, _END_S, _LONGEST_PROBLEM = 0.001, 0.5, 400
@@ -50,6 +50,8 @@ class EngineOutput:
     """For each response token, ids with log-probabilities, likeliest first, the sampled one among them; empty unless
     more than that was requested.
     """
+    prompt_logprobs: "PromptLogprobs | None" = None
+    """vLLM's own, one entry per prompt token and None for the first."""
 
     def values(self) -> list[float]:
         """Log-probabilities as numbers; empty where there are none."""
@@ -132,6 +134,7 @@ class VllmReplica:
                 stop_token_ids=list(sampling.stop_token_ids),
                 logit_bias=dict(sampling.logit_bias) or None,
                 **({} if is_kept else logprobs),
+                prompt_logprobs=request.num_prompt_top,
                 **scheduler.wanted(logprobs=is_kept, runs=request.may_move),
                 stop=list(request.stop),
                 structured_outputs=StructuredOutputsParams(regex=request.regex) if request.regex else None,
@@ -323,6 +326,7 @@ def _output_of(output: "RequestOutput", *, num_top: int) -> EngineOutput:
         logprobs=scheduler.values_of(output, answer),
         runs=scheduler.runs_of(output),
         top=tuple(_likeliest_first(place) for place in answer.logprobs or ()) if num_top else (),
+        prompt_logprobs=output.prompt_logprobs,
     )
 
 

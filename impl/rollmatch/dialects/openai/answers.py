@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from rollmatch.dialects.openai.engine import CallNotes
 from rollmatch.errors import kind_and_text
 from rollmatch.server.failures import Refusal, openai_failure_of
+from rollmatch.server.replica import IMPOSSIBLE
 
 MISREAD = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, AssertionError, TemplateError,
@@ -135,7 +136,7 @@ def _fields_of(reply: Any) -> dict[str, Any]:
     for fields, choice in zip(choices, reply.choices, strict=True):
         fields["logprobs"] = _plain(choice.logprobs)
         if hasattr(choice, "prompt_logprobs"):
-            fields["prompt_logprobs"] = _places(choice.prompt_logprobs)
+            fields["prompt_logprobs"] = prompt_places(choice.prompt_logprobs)
     found: dict[str, Any] = reply.model_dump(exclude={"choices"})
     return found | {"choices": choices}
 
@@ -151,15 +152,19 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
-def _places(rows: Sequence[Mapping[int, Any] | None] | None) -> list[dict[str, Any] | None] | None:
-    """vLLM's log-probabilities of prompt tokens, by id; the first token has none."""
+def prompt_places(rows: Sequence[Mapping[int, Any] | None] | None) -> list[dict[str, Any] | None] | None:
+    """vLLM's log-probabilities of prompt tokens, by id, finite; the first token has none."""
     if rows is None:
         return None
     return [
         None
         if row is None
         else {
-            str(token_id): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.decoded_token}
+            str(token_id): {
+                "logprob": max(one.logprob, IMPOSSIBLE),
+                "rank": one.rank,
+                "decoded_token": one.decoded_token,
+            }
             for token_id, one in row.items()
         }
         for row in rows

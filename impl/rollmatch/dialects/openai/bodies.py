@@ -14,6 +14,8 @@ from rollmatch.server.unserved import Unserved
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Longest = Annotated[int, Field(ge=1, lt=2**31)]
 NumLogprobs = Annotated[int, Field(ge=0, le=20)]
+NumPromptLogprobs = Annotated[int, Field(ge=0, le=100_000)]
+"""Likeliest tokens at each place of a prompt, beside its own: by the model's own distribution."""
 JsonObject = dict[str, object]
 Structure = Annotated[str, Field(max_length=65_536)]
 """What a response looks like."""
@@ -197,8 +199,7 @@ class CompletionBody(OpenAIBody):
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: NumLogprobs | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    """Of each prompt token, by the model's own distribution, and as many likeliest ones."""
+    prompt_logprobs: NumPromptLogprobs | None = None
     suffix: Unserved = None
     prompt_embeds: Unserved = None
 
@@ -246,6 +247,7 @@ class TokenSampling(GivenVllmSampling):
     max_tokens: Int64 | None = None
     stop: StopTexts | Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumPromptLogprobs | None = None
     logit_bias: dict[int, float] | None = None
     structured_outputs: TokenStructure | None = None
     skip_special_tokens: bool | None = None

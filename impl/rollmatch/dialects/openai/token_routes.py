@@ -17,6 +17,7 @@ from itertools import groupby
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from rollmatch.dialects.openai.answers import prompt_places
 from rollmatch.dialects.openai.bodies import DetokenizeBody, RenderBody, TokenBody
 from rollmatch.dialects.openai.serving import check_name, image_urls, names_of
 from rollmatch.server.failures import Refusal
@@ -106,6 +107,7 @@ def token_request(body: TokenBody) -> GenerateRequest:
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         regex=given.structured_outputs.regex if given.structured_outputs else None,
         num_top=given.logprobs or 0,
+        num_prompt_top=given.prompt_logprobs,
     )
 
 
@@ -120,6 +122,7 @@ def _reply(body: TokenBody, outputs: Sequence[tuple[EngineOutput, int]], *, serv
         "choices": [
             _choice(place, *pair, version_name=server.update.name_of(pair[1])) for place, pair in enumerate(outputs)
         ],
+        "prompt_logprobs": prompt_places(outputs[0][0].prompt_logprobs),
         "usage": usage,
         "policy_version": min(version for _, version in outputs),
     }

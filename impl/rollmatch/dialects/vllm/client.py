@@ -12,7 +12,7 @@ from rollmatch.dialects.http import JSON
 from rollmatch.dialects.native.client import BANNED
 from rollmatch.dialects.prompt import UNSHAPED, Prompt, Reply, SamplingRules
 from rollmatch.dialects.reply import chat_reply_of, completion_reply_of
-from rollmatch.dialects.swift.client import text_of
+from rollmatch.dialects.swift.client import data_url
 
 ROUTE, ROUTE_OF_IDS = "/v1/chat/completions", "/v1/completions"
 MAX_CALLS = 64
@@ -71,9 +71,7 @@ def _with_pictures(message: Any, images: Any) -> dict[str, Any]:
     if isinstance(message["content"], str):
         return dict(message)
     parts = [
-        part
-        if part["type"] == "text"
-        else {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text_of(next(images))}"}}
+        part if part["type"] == "text" else {"type": "image_url", "image_url": {"url": data_url(next(images))}}
         for part in message["content"]
     ]
     return dict(message) | {"content": parts}

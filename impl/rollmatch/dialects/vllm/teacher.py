@@ -1,19 +1,27 @@
-"""Log-probabilities of given tokens by a stock ``vllm serve`` or our server: ``prompt_logprobs`` of completions."""
+"""Log-probabilities of given tokens by a stock ``vllm serve`` or our server.
 
-from collections.abc import Callable, Sequence
-from math import isfinite
+``prompt_logprobs`` of a completion whose prompt is the tokens. That route takes no images: tokens behind a prompt with
+some go to ``/inference/v1/generate``, which vLLM 0.28 and newer have, from 0.30 on with ``--enable-scale-out``.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, isfinite, log
 from typing import Annotated, NotRequired, TypedDict
 
 import msgspec
 
 from rollmatch.dialects.http import HttpServer, ReplyMalformed
 from rollmatch.dialects.reply import read_as
+from rollmatch.dialects.swift.client import data_url
 from rollmatch.records import Teaching
 
-ROUTE = "/v1/completions"
+ROUTE, ROUTE_OF_IMAGES = "/v1/completions", "/inference/v1/generate"
 LOOK_S = 10.0
 """Longest wait for what a server says of itself."""
 REMEDY = "A teacher is a vllm serve or rollmatch serve that answers prompt_logprobs, with its own ids."
+LEAST_REST = 1e-7
+"""Probability that the ids which are not excluded have together, at least."""
 CHUNK_LEN = 512
 """Ids whose text is compared by one call."""
 
@@ -31,12 +39,26 @@ class _Text(TypedDict):
     prompt: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedTokens:
+    """Tokens that a teacher judges, behind a prompt."""
+
+    token_ids: tuple[int, ...]
+    """[L] with the prompt, its images expanded."""
+    prompt_len: int
+    images: tuple[bytes, ...] = ()
+    """Encoded pictures of the prompt, in order."""
+    sent_ids: tuple[int, ...] = ()
+    """``token_ids`` with one placeholder per image; empty without images."""
+
+
 class TeacherServer:
     """A server that says how likely tokens are; nothing here is repeated."""
 
-    def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
+    def __init__(self, base_url: str, *, api_key: str | None = None, excluded_ids: Sequence[int] = ()) -> None:
+        """``excluded_ids``: ids that no response contains; what is judged are distributions over the others."""
         self.http = HttpServer(base_url, api_key=api_key)
-        self.base_url = self.http.base_url
+        self.base_url, self.excluded_ids = self.http.base_url, excluded_ids
         self._model: str | None = None
 
     def model(self) -> tuple[str, int | None]:
@@ -52,41 +74,57 @@ class TeacherServer:
         reply = self.http.post("/detokenize", body, timeout_s=LOOK_S).body
         return read_as(_Text, reply, route="/detokenize", base_url=self.base_url)["prompt"]
 
-    def teach(self, token_ids: Sequence[int], prompt_len: int, *, top_k: int, timeout_s: float) -> Teaching:
+    def teach(self, judged: JudgedTokens, *, top_k: int, timeout_s: float) -> Teaching:
         """Of the tokens from ``prompt_len`` on, each behind all before it.
+
+        A server lists the likeliest of all ids: so as many more are asked for as are excluded.
 
         Errors: those of ``HttpServer.post``; ``ReplyMalformed`` for no log-probabilities, or those of other tokens.
         """
-        body = {
-            "model": self._model or self.model()[0],
-            "prompt": list(token_ids),
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "prompt_logprobs": top_k,
-        }
-        num_tokens = len(token_ids) * (top_k + 1)
-        reply = self.http.post(ROUTE, body, timeout_s=timeout_s, num_tokens=num_tokens).body
+        token_ids, prompt_len, num_top = judged.token_ids, judged.prompt_len, self.num_asked(top_k)
+        rules = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": num_top}
+        route, body = ROUTE, {"model": self._model or self.model()[0], "prompt": token_ids, **rules}
+        if judged.images:
+            parts = [{"type": "image_url", "url": data_url(image)} for image in judged.images]
+            body = {"model": body["model"], "token_ids": judged.sent_ids, "content_parts": parts}
+            route, body["sampling_params"] = ROUTE_OF_IMAGES, rules
+        num_tokens = len(token_ids) * (num_top + 1)
+        reply = self.http.post(route, body, timeout_s=timeout_s, num_tokens=num_tokens).body
         try:
-            rows = reply["choices"][0]["prompt_logprobs"]
+            rows = (reply if judged.images else reply["choices"][0])["prompt_logprobs"]
         except (KeyError, IndexError, TypeError) as error:
-            raise self._malformed("no prompt_logprobs") from error
+            raise self._malformed(route, "no prompt_logprobs") from error
         if not isinstance(rows, list) or len(rows) != len(token_ids):
             num = len(rows) if isinstance(rows, list) else "no"
-            raise self._malformed(f"{num} log-probabilities for {len(token_ids)} tokens")
+            raise self._malformed(route, f"{num} log-probabilities for {len(token_ids)} tokens")
         try:
             found = [{int(token): float(entry["logprob"]) for token, entry in row.items()} for row in rows[prompt_len:]]
-            own = tuple(row[token_id] for row, token_id in zip(found, token_ids[prompt_len:], strict=True))
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise self._malformed(f"not the log-probabilities of these tokens: {error!r}") from error
+            raise self._malformed(route, f"no log-probabilities by token: {error!r}") from error
         if not all(isfinite(value) for row in found for value in row.values()):
-            raise self._malformed("a log-probability that is not finite")
-        if any(len(row) < top_k for row in found):
-            raise self._malformed(f"fewer than {top_k} tokens at a place")
-        likeliest = (sorted(row.items(), key=lambda pair: -pair[1])[:top_k] for row in found)
+            raise self._malformed(route, "a log-probability that is not finite")
+        if any(len(row) < num_top for row in found):
+            raise self._malformed(route, f"fewer than {num_top} tokens at a place")
+        kept = [self._without_excluded(row) for row in found]
+        missing = next((i for row, i in zip(kept, token_ids[prompt_len:], strict=True) if i not in row), None)
+        if missing is not None:
+            raise self._malformed(route, f"no log-probability of token {missing} where it stands")
+        own = tuple(row[token_id] for row, token_id in zip(kept, token_ids[prompt_len:], strict=True))
+        likeliest = (sorted(row.items(), key=lambda pair: -pair[1])[:top_k] for row in kept)
         return Teaching(logprobs=own, top=tuple(map(tuple, likeliest)))
 
-    def _malformed(self, problem: str) -> ReplyMalformed:
-        return ReplyMalformed(f"{ROUTE} answered {problem}", key=self.base_url, remedy=REMEDY)
+    def _without_excluded(self, row: Mapping[int, float]) -> Mapping[int, float]:
+        """The distribution over all other ids; an excluded one that is not listed is less likely than any that is."""
+        lost = sum(exp(min(0.0, row[token_id])) for token_id in self.excluded_ids if token_id in row)
+        rest = log(max(1 - lost, LEAST_REST))
+        return {token_id: value - rest for token_id, value in row.items() if token_id not in self.excluded_ids}
+
+    def num_asked(self, top_k: int) -> int:
+        """Log-probabilities at each place that a server must give for ``top_k``."""
+        return top_k + len(self.excluded_ids)
+
+    def _malformed(self, route: str, problem: str) -> ReplyMalformed:
+        return ReplyMalformed(f"{route} answered {problem}", key=self.base_url, remedy=REMEDY)
 
 
 def first_difference_in_text(

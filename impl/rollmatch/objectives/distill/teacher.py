@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from rollmatch.data.image import sent_bytes
 from rollmatch.dialects.vllm.client import MAX_CALLS
-from rollmatch.dialects.vllm.teacher import TeacherServer
+from rollmatch.dialects.vllm.teacher import JudgedTokens, TeacherServer
 from rollmatch.errors import RolloutError
 from rollmatch.learn.average import WeightAverage
 from rollmatch.objectives.protocol import ObjectiveContext
@@ -23,6 +24,8 @@ LOG = logging.getLogger("rollmatch.teacher")
 
 PromptOf = Callable[[Sample], tuple[int, ...]]
 """[P] a sample's prompt, images expanded."""
+Unexpanded = Callable[[Sample, Sequence[int]], tuple[int, ...]]
+"""Token ids that begin with a sample's prompt, expanded -> the same with one placeholder per image."""
 
 
 class Answers(Protocol):
@@ -52,9 +55,9 @@ class ServerAnswers:
     later windows may be judged while the learner learns.
     """
 
-    def __init__(self, *, server: TeacherServer, timeout_s: float) -> None:
+    def __init__(self, *, server: TeacherServer, unexpanded: Unexpanded, timeout_s: float) -> None:
         """``timeout_s``: of one call, and from its first failure on of its repetitions."""
-        self.server, self.timeout_s = server, timeout_s
+        self.server, self.unexpanded, self.timeout_s = server, unexpanded, timeout_s
         self._early: dict[int, dict[Asked, AsyncResult[Teaching]]] = {}
         """First optimizer step of a window -> what was asked of it before its targets were made."""
         self._failure: RolloutError | None = None
@@ -91,7 +94,8 @@ class ServerAnswers:
         return ThreadPool(MAX_CALLS)  # of daemons: a run that ends waits for no teacher
 
     def _ask(self, segment: Segment, top_k: int) -> "AsyncResult[Teaching]":
-        teach = partial(self.server.teach, segment.token_ids, segment.prompt_len, top_k=top_k, timeout_s=self.timeout_s)
+        judged = judged_tokens(segment.sample, segment.token_ids, segment.prompt_len, unexpanded=self.unexpanded)
+        teach = partial(self.server.teach, judged, top_k=top_k, timeout_s=self.timeout_s)
         return self._pool.apply_async(
             call_with_retries, (teach,), {"budget_s": self.timeout_s, "failed": self._warn, "clock": time}
         )
@@ -104,12 +108,26 @@ class ServerAnswers:
             LOG.warning("teacher %s, attempt %d in %.2g s: %s", self.server.base_url, *pause[:2], error)
 
 
-Asked = tuple[tuple[int, ...], int, int]
-"""Tokens, how many of them are the prompt, and how many likeliest are asked for."""
+Asked = tuple[tuple[int, ...], int, tuple[str, ...], int]
+"""Tokens, how many of them are the prompt, the prompt's images, and how many likeliest are asked for."""
 
 
 def _key(segment: Segment, top_k: int) -> Asked:
-    return segment.token_ids, segment.prompt_len, top_k
+    return segment.token_ids, segment.prompt_len, segment.sample.images, top_k
+
+
+def judged_tokens(
+    sample: Sample, token_ids: tuple[int, ...], prompt_len: int, *, unexpanded: Unexpanded
+) -> JudgedTokens:
+    """Tokens behind a sample's prompt, with its images as servers get them. Errors: those of ``sent_bytes``."""
+    if not sample.images:
+        return JudgedTokens(token_ids=token_ids, prompt_len=prompt_len)
+    return JudgedTokens(
+        token_ids=token_ids,
+        prompt_len=prompt_len,
+        images=tuple(map(sent_bytes, sample.images)),
+        sent_ids=unexpanded(sample, token_ids),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
