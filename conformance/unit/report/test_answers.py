@@ -38,3 +38,11 @@ def test_places_are_kept_for_the_worst_of_many():
     rows = make_answer_rows(evaluation(0, [0.0] * count), evaluation(1, [1.0] * (count - 9) + [-1.0] * 9))
     assert len(rows) == MAX_ANSWERS
     assert [row.cells[1].style for row in rows].count("worse") == MAX_WORST
+
+
+def test_the_worst_are_at_the_end_where_nothing_changed_and_where_all_fit():
+    few = make_answer_rows(evaluation(0, [0.0, 0.5, 1.0]), evaluation(1, [0.0, 0.5, 1.0]))
+    assert [row.sample_id for row in few] == ["2", "1", "0"]
+    worths = [1.0] * (MAX_ANSWERS - MAX_WORST) + [0.1, 0.9, 0.5]
+    rows = make_answer_rows(evaluation(0, [0.0] * len(worths)), evaluation(1, worths))
+    assert [row.cells[1].worth for row in rows[-3:]] == ["0.9", "0.5", "0.1"]

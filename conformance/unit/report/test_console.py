@@ -158,5 +158,6 @@ def test_the_ages_of_old_rollouts_end_the_line():
 
 def test_a_step_that_generates_nothing_has_no_speed_of_it():
     event = {"step": 1, "loss": 1.0, "loss_ce": 1.0, "fill": 1.0, "rollout_tokens": 0.0, "rollout_tok_s": 0.0}
-    assert "tok/s" not in step_line(event, total_steps=2).plain
+    event |= {"phase_s": {"sync": 0.0, "rollout": 0.0, "pack": 0.1, "learn": 2.5}, "overlap": {"efficiency": 1.0}}
+    assert step_line(event, total_steps=2).plain.endswith("fill 1.00  pack  0.1 learn  2.5 s")
     assert "100 tok/s" in step_line(event | {"rollout_tokens": 9.0, "rollout_tok_s": 100.0}, total_steps=2).plain

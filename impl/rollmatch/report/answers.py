@@ -35,13 +35,13 @@ class AnswerRow:
 
 
 def make_answer_rows(before: Evaluation, after: Evaluation | None) -> tuple[AnswerRow, ...]:
-    """The most improved samples first; of one evaluation the worst first."""
+    """The most improved samples first, the worst at the end; of one evaluation the worst first."""
     later = {answer.sample_id: answer for answer in (before if after is None else after).answers}
     both = [(answer, later[answer.sample_id]) for answer in before.answers if answer.sample_id in later]
     if after is None:
         return tuple(_row((last,)) for _, last in sorted(both, key=lambda pair: _worth(pair[1]))[:MAX_ANSWERS])
-    by_gain = sorted(both, key=lambda pair: _worth(pair[0]) - _worth(pair[1]))
-    worst = sorted(by_gain[MAX_ANSWERS - MAX_WORST :], key=lambda pair: _worth(pair[1]))[:MAX_WORST]
+    by_gain = sorted(both, key=lambda pair: (_worth(pair[0]) - _worth(pair[1]), -_worth(pair[1])))
+    worst = sorted(by_gain[MAX_ANSWERS - MAX_WORST :], key=lambda pair: -_worth(pair[1]))[-MAX_WORST:]
     return tuple(_row(pair) for pair in by_gain[: MAX_ANSWERS - MAX_WORST] + worst)
 
 

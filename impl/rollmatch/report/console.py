@@ -223,11 +223,12 @@ def _taught(event: Mapping[str, object]) -> Text:
 def _phases(event: Mapping[str, object]) -> Text:
     phase_s = event.get("phase_s")
     seconds = phase_s if isinstance(phase_s, Mapping) else {}
+    generates = event.get("rollout_tokens") != 0
     line = Text(" ")
-    for phase in TIMED:
+    for phase in TIMED if generates else ("pack", "learn"):
         line.append(f" {phase} ", "dim").append(_seconds(seconds.get(phase)))
     line.append(" s", "dim")
-    return line.append_text(_overlap(event)) if event.get("overlap") else line
+    return line.append_text(_overlap(event)) if generates and event.get("overlap") else line
 
 
 def _overlap(event: Event) -> Text:
