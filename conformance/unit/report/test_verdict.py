@@ -150,6 +150,11 @@ def test_the_facts_are_the_journals():
     }
     assert {name: facts[name] for name in expected} == expected
     assert "Resumed from" not in facts
+    evaluated = {"event": "requested", "step": 2, "purpose": "eval", "decoding": {"temperature": 0.0}}
+    further = {"event": "generated", "step": 2, "purpose": "further", "num_rollouts": 4, "num_tokens": 20}
+    later = [evaluated, evaluated | {"event": "generated", "num_rollouts": 64, "num_tokens": 900}, further]
+    facts = dict(make_facts(make_history([run_event(), *step_events(1), *step_events(2), *later])))
+    assert (facts["Decoding"], facts["Rollouts"]) == ("temperature 0.7, top_p 1.0", "36 with 5.1k tokens")
     facts = dict(run_facts(run_event(resumed_from=1200) | {"num_trainable": 4_213_760}))
     assert (facts["Parameters"], facts["Resumed from"]) == ("4.21M, 4.21M trained (all)", "step 1,200")
 

@@ -13,6 +13,8 @@ from rollmatch.report.numbers import LARGEST, finite
 Event = Mapping[str, Any]
 
 JOURNAL_NAME = "journal.jsonl"
+Place = tuple[int, int, str]
+"""Step, rank and purpose of an event."""
 WITH_STEP = frozenset(
     {
         "requested",
@@ -53,7 +55,8 @@ class History:
     evaluations: tuple[Event, ...]
     """``evaluated`` events, one per step, ascending."""
     others: Mapping[str, tuple[Event, ...]]
-    """Kind -> the latest event of each step and rank, ascending: requested, generated, synced, packed, saved, ..."""
+    """Kind -> the latest event of each step, rank and purpose, ascending: requested, generated, synced, packed, ...;
+    without what was generated to be evaluated."""
     roster: tuple[tuple[str, str, int], ...]
     """Server, joined or left, and the last optimizer step before."""
     num_starts: int
@@ -96,7 +99,7 @@ def make_history(events: Iterable[Event], *, cut_off: bool = False) -> History:
     >>> [(event["step"], event["loss"]) for event in history.steps], history.num_lost_steps
     ([(1, 0.9), (2, 0.6)], 2)
     """
-    kept: dict[str, dict[tuple[int, int], Event]] = {kind: {} for kind in WITH_STEP}
+    kept: dict[str, dict[Place, Event]] = {kind: {} for kind in WITH_STEP}
     own: list[Event] = []
     num_lost_steps = 0
     for event in events:
@@ -105,8 +108,8 @@ def make_history(events: Iterable[Event], *, cut_off: bool = False) -> History:
             own.append(event)
         if rank == 0 and event["event"] == "run":
             num_lost_steps += _undo_after(kept, event)
-        elif event["event"] in (SHARED if rank else WITH_STEP):
-            kept[event["event"]][event["step"], rank] = event
+        elif event["event"] in (SHARED if rank else WITH_STEP) and event.get("purpose") != "eval":
+            kept[event["event"]][event["step"], rank, str(event.get("purpose"))] = event
     ordered = {kind: tuple(by_place[place] for place in sorted(by_place)) for kind, by_place in kept.items()}
     runs = [event for event in own if event["event"] == "run"]
     return History(
@@ -133,10 +136,10 @@ def _roster_of(own: Iterable[Event]) -> Iterator[tuple[str, str, int]]:
             yield str(event.get("server", "")), ROSTER[event["event"]], last_step
 
 
-def _undo_after(kept: dict[str, dict[tuple[int, int], Event]], run: Event) -> int:
+def _undo_after(kept: dict[str, dict[Place, Event]], run: Event) -> int:
     resumed_from = run.get("resumed_from")
     last_kept = -1 if resumed_from is None else resumed_from
-    num_undone = sum(step > last_kept for step, _ in kept["step"])
+    num_undone = sum(step > last_kept for step, _, _ in kept["step"])
     for kind, by_place in kept.items():
         kept[kind] = {place: event for place, event in by_place.items() if place[0] <= last_kept}
     return num_undone
