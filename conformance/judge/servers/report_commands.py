@@ -114,6 +114,8 @@ def check_files(parser: argparse.ArgumentParser, options: argparse.Namespace, *w
         path = getattr(options, name, None)
         if path is None:
             continue
+        if not path.resolve().parent.is_dir():
+            parser.error(f"--{name}: {path} cannot be written: make the folder {path.parent} first")
         if path.is_dir() or not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
             parser.error(f"--{name}: {path} is no file that can be written here")
     gaps = getattr(options, "known_gaps", None)

@@ -98,7 +98,10 @@ def test_the_last_line_names_known_gaps(installed, reports, tmp_path):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("badge", "good.json", "--out", "no/such/folder/b.svg"), "--out: no/such/folder/b.svg"),
+        (
+            ("badge", "good.json", "--out", "no/such/folder/b.svg"),
+            "--out: no/such/folder/b.svg cannot be written: make the folder no/such/folder first",
+        ),
         (("badge", "good.json", "--out", "."), "--out: ."),
         (("replay", "good.json", "--known-gaps", "none.yaml"), "--known-gaps: none.yaml"),
     ],
