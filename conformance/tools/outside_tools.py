@@ -29,6 +29,7 @@ PYTHONS = {
     "openenv": ("openenv-core", "", "pip install openenv-core==0.3.0"),
     "swift": ("ms-swift", "", "pip install ms-swift==4.6.0 qwen_vl_utils"),
     "verifiers": ("verifiers", "==0.1.*", "pip install verifiers==0.1.9 datasets"),
+    "verifiers_rl": ("liger-kernel", "", "pip install verifiers==0.1.9 deepspeed wandb liger-kernel (DS_BUILD_OPS=0)"),
     "verifiers_v1": ("verifiers", ">0.3", "pip install verifiers==0.4.0"),
 }
 """Tool -> package, versions, and how to get it."""

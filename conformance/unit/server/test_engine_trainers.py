@@ -1,6 +1,7 @@
-"""An unmodified ``GRPOTrainer`` of TRL trains with our server, over gloo: the server then holds what it has learned.
+"""Unmodified trainers of TRL and verifiers train with our server, over gloo: it then holds what they have learned.
 
-TRL up to 1.10 speaks the trl dialect, and newer ones speak to our server as to a stock ``vllm serve``.
+TRL up to 1.10 speaks the trl dialect, and newer ones speak to our server as to a stock ``vllm serve``. verifiers 0.1.9
+samples by the OpenAI routes, and sends weights as TRL up to 1.10 does.
 """
 
 import json
@@ -15,12 +16,20 @@ from transformers import AutoModelForCausalLM
 
 from conformance.doubles.digits import ROOT
 from conformance.doubles.instance import free_port, running
-from conformance.tools.outside_tools import trl_command, trl_python
+from conformance.tools.outside_tools import python_of, trl_command, trl_python
 
 pytestmark = pytest.mark.engine
 MODEL, PLUGGED = ROOT / "fixtures/models/arithmetic", ROOT / "conformance/judge/servers/plugged"
 NUM_STEPS, TIMEOUT_S = 3, 400
-SCRIPT = """
+OF_VERIFIERS = """
+import sys
+from verifiers_on_a_cpu import train
+url, port, model, steps, out = sys.argv[1:]
+trainer = train(url, int(port), model, int(steps), out)
+trainer.update_vllm()
+trainer.save_model(out)
+"""
+OF_TRL = """
 import sys
 import trl_on_a_cpu
 trl_on_a_cpu.stand_in_for_nccl()
@@ -64,18 +73,18 @@ def logprobs_of(model, prompt, ids):
     return torch.stack([rows[len(prompt) - 1 + place, token_id] for place, token_id in enumerate(ids)])
 
 
-def train(python, url, out):
+def train(python, script, url, out):
     paths = os.pathsep.join([str(PLUGGED), os.environ.get("PYTHONPATH", "")])
-    command = [str(python), "-c", SCRIPT, url, str(free_port()), str(MODEL), str(NUM_STEPS), str(out)]
+    command = [str(python), "-c", script, url, str(free_port()), str(MODEL), str(NUM_STEPS), str(out)]
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert ran.returncode == 0, ran.stderr[-3000:]
 
 
-def check_what_was_learned(python, folder):
+def check_what_was_learned(python, folder, script=OF_TRL):
     out = folder / "out"
     with running(folder / "log", fork=False, model=str(MODEL), max_model_len=64) as server:
-        train(python, server.url, out)
+        train(python, script, server.url, out)
         learned, first = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (out, MODEL))
         for prompt in ([5, 6, 7], [8, 9], [10, 11, 12, 13]):
             ids, values, version = greedy(server.url, prompt)
@@ -93,6 +102,11 @@ def test_the_server_holds_what_trl_s_trainer_has_learned(tmp_path: Path):
 @pytest.mark.scenario("server-dialects/a-trainer-of-stock-servers-trains-with-ours")
 def test_the_server_holds_what_a_newer_trainer_of_trl_has_learned(tmp_path: Path):
     check_what_was_learned(trl_python(), tmp_path)
+
+
+@pytest.mark.verifiers_rl
+def test_the_server_holds_what_verifiers_trainer_has_learned(tmp_path: Path):
+    check_what_was_learned(python_of("verifiers_rl"), tmp_path, OF_VERIFIERS)
 
 
 @pytest.mark.trl_new
