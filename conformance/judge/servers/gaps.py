@@ -152,7 +152,7 @@ def _lies_in(path: Path, versions: str, version: str) -> bool:
     if not version:
         raise GapMalformed(
             f"{path.name}: gaps of versions {versions}, but the server's version is not known; "
-            "give --server-name NAME-VERSION, or leave out server and versions"
+            "judge it with --server-name NAME-VERSION, or leave out server and versions, and give each gap a day"
         )
     try:
         return SpecifierSet(versions).contains(version, prereleases=True)

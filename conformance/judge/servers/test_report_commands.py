@@ -136,6 +136,16 @@ def test_checks_that_one_run_left_out_are_counted(installed, tmp_path):
     assert output.splitlines()[-1].endswith("; 2 checks were not asked: 2 need --model"), output
 
 
+def test_gaps_of_versions_need_a_report_that_names_its_server(installed, reports, tmp_path):
+    (tmp_path / "gaps.yaml").write_text(f"server: small>=1\ngaps:\n{GAP}")
+    report = json.loads((reports / "bad.json").read_text())
+    (tmp_path / "nameless.json").write_text(json.dumps(report | {"server": ""}))
+    words = ("--known-gaps", "gaps.yaml")
+    assert judge(installed, tmp_path, "replay", str(reports / "bad.json"), *words)[0] == 0
+    code, output = judge(installed, tmp_path, "replay", "nameless.json", *words)
+    assert (code, "judge it with --server-name NAME-VERSION" in output) == (4, True), output
+
+
 @pytest.mark.parametrize(("name", "right"), [("good", "1 pass, 0 fail"), ("bad", "1 pass, 1 fail")])
 def test_a_badge_names_rules_and_verdict(installed, reports, tmp_path, name, right):
     code, output = judge(installed, tmp_path, "badge", str(reports / f"{name}.json"))
