@@ -12,6 +12,11 @@ SECTION = PAGE[PAGE.index("## Distillation, and verl") : PAGE.index("## Keys of 
 THEIRS = {
     "TRL 1.10 GKDConfig": "temperature lmbda beta max_new_tokens teacher_model_name_or_path teacher_model_init_kwargs "
     "disable_dropout seq_kd",
+    "TRL 1.10 SFTConfig": "learning_rate model_init_kwargs router_aux_loss_coef trust_remote_code chat_template_path "
+    "dataset_text_field dataset_kwargs dataset_num_proc eos_token max_length truncation_mode shuffle_dataset packing "
+    "packing_strategy padding_free pad_to_multiple_of eval_packing completion_only_loss assistant_only_loss loss_type "
+    "activation_offloading pad_token",
+    "TRL 1.16 DistillationConfig": "max_tool_calling_iterations",
     "TRL 1.10 DistillationConfig": "teacher_model_name_or_path teacher_model_revision teacher_model_init_kwargs "
     "max_completion_length temperature beta model_init_kwargs trust_remote_code disable_dropout remove_unused_columns "
     "ds3_gather_for_generation shuffle_dataset pad_to_multiple_of top_p top_k min_p generation_kwargs "
@@ -41,7 +46,8 @@ THEIRS = {
     "verl 0.9.1 PolicyLossConfig": "loss_mode dppo_tv dppo_kl gspo sapo gpg clip_cov kl_cov geo_mean dro cispo "
     "clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov_ratio ppo_kl_coef dro_beta",
 }
-"""All fields of TRL's DistillationConfig; of the others those that concern the algorithm."""
+"""All fields of TRL's DistillationConfig, GKDConfig and SFTConfig, and of verl's rollout_correction; of the others
+those that concern the algorithm."""
 
 
 @pytest.mark.parametrize("source", THEIRS)
