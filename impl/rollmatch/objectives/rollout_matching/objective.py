@@ -2,6 +2,10 @@
 
 Per sample: parse the response, match its objects with the true ones, teach matched slots the true bins, append the
 missed objects. False positives stay as context without labels.
+
+Distillation is a maker of the same protocol, and shares no more with this one: it judges the tokens that were sampled,
+with a distribution for each (``PolicyTarget``). Here the target has other tokens than the rollout, few of them are
+labelled, and soft labels lie over bins of coordinates. A record for both would leave either's fields empty.
 """
 
 from collections.abc import Callable, Mapping, Sequence
