@@ -56,12 +56,14 @@ class Divergence:
     def of(self, policy: Tensor, top_ids: Tensor, teacher: Tensor) -> Tensor:
         """[n] from the policy's log-probabilities [n, V], and the teacher's [n, k] of the ids ``top_ids`` [n, k].
 
+        In float64 the teacher's bucket, one minus the others, is no rounding.
+
         >>> policy, ids = torch.tensor([[0.5, 0.2, 0.3]]).log(), torch.tensor([[0, 2]])
         >>> teacher = torch.tensor([[0.6, 0.3]]).log()
         >>> [round(Divergence(beta=beta, top_k=2).of(policy, ids, teacher).item(), 4) for beta in (0, 0.5, 1)]
         [0.0401, 0.0108, 0.0475]
         """
-        policy, teacher = _top_and_rest(policy, top_ids), _with_rest(teacher)
+        policy, teacher = _top_and_rest(policy, top_ids), _with_rest(teacher).to(policy.dtype)
         if self.beta == 0:
             return _kl(teacher, policy)
         if self.beta == 1:
@@ -122,14 +124,14 @@ def _logprobs_and_divergences(
     tops = [top or () for top in supervision.teacher_top]
     shape = (len(tops), divergence.top_k)
     top_ids = to_device((i for top in tops for i, _ in top), dtype=torch.int64, device=device).view(shape)
-    teacher = to_device((value for top in tops for _, value in top), dtype=torch.float32, device=device).view(shape)
+    teacher = to_device((value for top in tops for _, value in top), dtype=torch.float64, device=device).view(shape)
     ids = to_device(supervision.token_ids, dtype=torch.int64, device=device)
 
     def score(rows: Tensor, some: Tensor, some_top: Tensor, some_teacher: Tensor) -> tuple[Tensor, Tensor]:
         logprobs = log_distribution(rows, temperature=rules.temperature, excluded_ids=rules.excluded_ids)
         return (
             logprobs.gather(-1, some[:, None])[:, 0],
-            divergence.of(logprobs, some_top, some_teacher.to(logprobs.dtype)),
+            divergence.of(logprobs, some_top, some_teacher),
         )
 
     logprobs, divergences = row_scores(logits, score, ids, top_ids, teacher)
