@@ -352,8 +352,13 @@ def test_a_server_that_cannot_teach_is_refused_before_a_model_is_loaded():
     with serving(TeacherDouble(MODEL, mend=without_logprobs)) as url:
         (error,) = checked(served(url), *DIVERGENCE)
         assert (error.code, error.key) == ("teacher-without-logprobs", KEY)
+
+
+@pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#14"])
+def test_a_server_that_is_away_is_refused_with_its_key():
     (error,) = checked(served(f"http://127.0.0.1:{free_port()}"), *DIVERGENCE)
-    assert error.code == "transport-failed"
+    assert (error.code, error.key) == ("teacher-unreachable", KEY)
+    assert "resume" not in error.remedy
 
 
 @pytest.mark.scenario(clauses=["distillation/a-teacher-may-be-a-server#10"])

@@ -12,7 +12,7 @@ from rollmatch.config import RunConfig
 from rollmatch.config.custom import TeacherConfig
 from rollmatch.config.distill_rules import DISTILL
 from rollmatch.data import BadSamples, spread
-from rollmatch.dialects.http import ReplyMalformed, ServerRefused
+from rollmatch.dialects.http import CallTimeout, ReplyMalformed, ServerRefused, TransportFailed
 from rollmatch.dialects.vllm.teacher import JudgedTokens, TeacherServer, first_difference_in_text, num_ids_of
 from rollmatch.errors import ConfigError, DataError
 from rollmatch.learn.average import WeightAverage
@@ -78,7 +78,7 @@ def averages_of(objective: Objective) -> tuple[WeightAverage, ...]:
 def check_teachers(config: RunConfig, template: Template, *splits: Sequence[Sample]) -> None:
     """Compare vocabularies, try servers, and render each sample's prompt as its teacher sees it; of lazy samples some.
 
-    Errors: ``teacher-vocabulary``, ``teacher-without-logprobs``, ``teacher-refused``, ``TransportFailed``,
+    Errors: ``teacher-vocabulary``, ``teacher-without-logprobs``, ``teacher-refused``, ``teacher-unreachable``,
     ``top-k-too-large``, ``teacher-prompt-malformed``, ``teacher-too-short``, ``teacher-without-images``;
     ``BadSamples`` of samples without a teacher or a field, or whose prompts cannot be made.
     """
@@ -135,6 +135,10 @@ def _check_server(template: Template, server: TeacherServer, *, top_k: int, key:
             "custom.extra.rollout_server.vllm_engine_kwargs.max_logprobs); see what it says."
         )
         raise ConfigError(str(error.problem), code="teacher-without-logprobs", key=key, remedy=remedy) from error
+    except (CallTimeout, TransportFailed) as error:
+        remedy = "Start it (vllm serve or rollmatch serve), or correct the address."
+        problem = f"{server.base_url} does not answer: {error.problem}"
+        raise ConfigError(problem, code="teacher-unreachable", key=key, remedy=remedy) from error
     try:
         differs = first_difference_in_text(template.tokenizer.decode, server.text, num_ids)
         theirs = num_ids_of(server.text) if differs is not None or server.text([num_ids]) else num_ids
