@@ -51,7 +51,11 @@ def test_figures_classes_and_scenes_are_written(evaluated):
     assert record["metrics"]["num_images"] == len(record["scenes"]) == 6
     assert 0 < record["metrics"]["AP50"] <= 1
     assert record["metrics"]["AP50"] != record["metrics"]["AP50_constant_score"]
-    assert f"AP50         {record['metrics']['AP50']:.3f}\n" in (evaluated / "printed.txt").read_text()
+    printed = (evaluated / "printed.txt").read_text()
+    assert f"AP50           {record['metrics']['AP50']:.3f}\n" in printed
+    assert "invalid_rate   0.000\ntruncated_rate 0.000\nnum_images     6\n" in printed, (
+        "why AP may be 0, and of how many"
+    )
     scores = [one["score"] for scene in record["scenes"] for one in scene["predicted"]]
     assert len(set(scores)) > 1
     assert all(0 < score < 1 for score in scores)
@@ -82,7 +86,7 @@ def test_the_page_works_in_a_browser(evaluated, tmp_path):
     assert 'data-shown="6"' in body
 
 
-def test_a_run_is_evaluated_by_its_newest_checkpoint(tmp_path):
+def test_a_run_is_evaluated_by_its_newest_checkpoint(tmp_path, capsys):
     write_cut(tmp_path / "model")
     model, run = f"model.model={tmp_path / 'model'}", tmp_path / "run"
     command = train_command(
@@ -93,6 +97,11 @@ def test_a_run_is_evaluated_by_its_newest_checkpoint(tmp_path):
     assert main(["eval", str(run), "--split", "train", "--limit", "2"]) == 0
     record = json.loads((run / "eval-train-000001" / "eval.json").read_text())
     assert (record["step"], record["split"], len(record["scenes"])) == (1, "train", 2)
+    capsys.readouterr()
+    assert main(["eval", str(run), "--limit", "2", "--set", "custom.trainer_variant=sft"]) == 0
+    loss = json.loads((run / "eval-val-000001" / "eval.json").read_text())["metrics"]["loss"]
+    assert f"loss           {loss:.3f}\n" in capsys.readouterr().out
+    assert loss > 0, "of the true answers"
 
 
 @pytest.mark.scenario(

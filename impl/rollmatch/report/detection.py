@@ -14,7 +14,7 @@ from rollmatch.report.scenes import MAX_SCENES, Card, make_cards
 from rollmatch.report.verdict import measures_of
 
 PAGE_NAME = "eval.html"
-LEADING = ("AP", "AP50", "AP75", "AR_100", "f1@0.5", "f1_desc@0.5")
+LEADING = ("AP", "AP50", "AP75", "AR_100", "f1@0.5", "f1_desc@0.5", "invalid_rate", "truncated_rate")
 """Metrics of the first table, with bars; the others follow in a second one."""
 
 Figures = Mapping[str, float | int | None]

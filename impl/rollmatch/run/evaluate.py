@@ -32,8 +32,12 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "val")
 FIGURES = "eval.json"
-PRINTED = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large", "AR_100", "f1@0.5", "f1_desc@0.5")
+PRINTED = (
+    *("loss", "AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large", "AR_100", "f1@0.5", "f1_desc@0.5"),
+    *("invalid_rate", "truncated_rate", "num_images"),
+)
 COSTS = ("num_scenes", "tokens_per_s")
+COUNTS = ("num_images",)
 SCORED_TOGETHER = 8
 """Segments of a forward pass that measures a loss."""
 
@@ -74,7 +78,7 @@ def evaluate(options: argparse.Namespace) -> None:
     evaluation, metrics = load_evaluation(out / FIGURES), figures["metrics"]
     if subject.config.custom.detects:
         page = write_detection_page(out, title=title, metrics=metrics, figures=figures, evaluation=evaluation)
-        _print({name: metrics[name] for name in PRINTED})
+        _print({name: metrics[name] for name in PRINTED if name in metrics})
     else:
         page = write_answers_page(out, title=title, evaluation=evaluation)
         _print({name: value for name, value in metrics.items() if name not in COSTS})
@@ -261,11 +265,16 @@ def _judge_answers(policy: _Policy) -> dict[str, Any]:
 
 
 def _judge_boxes(policy: _Policy) -> dict[str, Any]:
-    from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
+    from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective, SupervisedObjective
 
-    assert isinstance(policy.objective, RolloutMatchingObjective)
+    objective = policy.objective
+    assert isinstance(objective, RolloutMatchingObjective)
     rollouts = policy.source.roll_out(policy.samples, policy.context.step, purpose="eval")
-    return {"score": "token_probability", **judge(policy.objective, policy.samples, rollouts)}
+    record = {"score": "token_probability", **judge(objective, policy.samples, rollouts)}
+    if isinstance(objective, SupervisedObjective):
+        evaluated = objective.evaluate(policy.samples, rollouts, policy.context)
+        record["metrics"] = {"loss": evaluated.metrics["loss"], **record["metrics"]}
+    return record
 
 
 def _policy(subject: EvaluationTarget) -> "nn.Module":
@@ -307,4 +316,4 @@ def judge(
 
 def _print(metrics: Mapping[str, float | None]) -> None:
     for name, value in metrics.items():
-        print(f"{name:12} {'-' if value is None else f'{value:.3f}'}")
+        print(f"{name:14} {'-' if value is None else f'{value:.0f}' if name in COUNTS else f'{value:.3f}'}")
