@@ -44,6 +44,8 @@ NEUTRAL = {
         ("trl", {"dataset_name": "hub/x"}, "custom.dataset.val", None, None),
         ("trl", {"dataset_name": "a.jsonl", "dataset_prompt_column": "q"}, "x", None, "dataset_prompt_column"),
         ("trl", {"lora_target_modules": ["q,", "v"]}, "tuner.target_regex", r".*\.(q|v)", None),
+        ("swift", {"model": "Qwen/Qwen2.5-7B"}, "training.output_dir", "output/Qwen2.5-7B", None),
+        ("swift", {"model": "Qwen/Qwen2.5-7B", "output_dir": "o"}, "training.output_dir", "o", None),
         ("trl", {"save_steps": 0.05, "max_steps": 30}, "training.save_steps", 2, None),
         ("trl", {"save_steps": 0.05}, "training.save_steps", None, "save_steps"),
         ("trl", {"eval_steps": 0.5, "eval_strategy": "steps"}, "training.eval_steps", None, "eval_steps"),

@@ -188,6 +188,8 @@ def _with_defaults(kind: str, fields: Mapping[str, object]) -> dict[str, object]
         given = LORA_DEFAULTS[kind] | given
     if kind == "swift" and not _sees(str(given.get("model", ""))):
         given = {name: value for name, value in given.items() if name in fields or name not in OF_VISION}
+    if kind == "swift" and "model" in given:
+        given = {"output_dir": f"output/{str(given['model']).rstrip('/').rpartition('/')[2]}"} | given
     if "train_type" in fields:  # the older name of ms-swift's tuner_type
         given.pop("tuner_type", None)
     if kind == "swift" and given.get("gradient_accumulation_steps") is None:
