@@ -39,11 +39,11 @@ def parquet(tmp_path, monkeypatch):
                "crowd": datasets.List(datasets.Value("bool"))}  # fmt: skip
     features = datasets.Features({"photo": datasets.Image(), "objects": objects, "note": datasets.Value("string")})
 
-    def write(*rows, crowds=None):
+    def write(*rows, crowds=None, number=1):
         made = [
             {
                 "photo": Image.fromarray(np.full((SIZE[1], SIZE[0], 3), place, dtype=np.uint8)),
-                "objects": {"bbox": boxes, "category": [1] * len(boxes), "crowd": crowds or [False] * len(boxes)},
+                "objects": {"bbox": boxes, "category": [number] * len(boxes), "crowd": crowds or [False] * len(boxes)},
                 "note": f"row {place}",
             }
             for place, boxes in enumerate(rows)
@@ -101,6 +101,12 @@ def test_the_digest_is_that_of_the_rows_not_of_the_file(parquet):
 def test_crowd_regions_go_to_metadata(parquet, tmp_path):
     (sample,) = load(parquet([CORNERS, CORNERS], crowds=[True, False]), tmp_path, columns={"crowds": "objects.crowd"})
     assert (len(sample.objects), len(sample.metadata["crowd"])) == (1, 1)
+
+
+def test_a_class_without_a_name_is_refused(parquet, tmp_path):
+    """datasets writes -1 for what has no label: it became the last class."""
+    with refused("row-invalid"):
+        load(parquet([CORNERS], number=-1), tmp_path)
 
 
 def test_a_row_needs_one_flag_for_each_box(parquet, tmp_path):

@@ -155,7 +155,11 @@ class HubRows:
         return objects, crowds
 
     def _desc(self, desc: object) -> object:
-        return self.names[desc] if self.names and isinstance(desc, int) else desc
+        if not (self.names and isinstance(desc, int)):
+            return desc
+        if desc < 0:  # as datasets writes what has no label
+            raise ValueError(f"class {desc} has no name")
+        return self.names[desc]
 
     def _corners(self, box: Sequence[float], size: tuple[int, int]) -> list[float]:
         """[x1, y1, x2, y2] pixels."""
