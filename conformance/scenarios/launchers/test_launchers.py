@@ -41,17 +41,20 @@ def begun(monkeypatch):
 
 
 @pytest.mark.scenario("launchers/the-form-with-equals-signs")
-def test_the_script_starts_what_the_command_starts(capsys):
+def test_the_script_starts_what_the_command_starts(capsys, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     config = ROOT / "fixtures/digits/3v1.yaml"
     assert main(["serve", str(config), "--gpus", "0,1,2", "--dry-run"]) == 0
     command = capsys.readouterr().out
     script = [ROOT / "scripts/serve.sh", f"config={config}", "gpus=0,1,2", "log_level=debug", "--", "--dry-run"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PATH": path}, timeout=90)
+    environment = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"} | {"PATH": path}
+    done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=90)
     settings = json.loads(shlex.split(done.stdout)[-1]) if done.returncode == 0 else {}
     assert (settings.get("data_parallel_size"), settings.get("port")) == (3, 8000), done.stderr
-    assert done.stdout.startswith("VLLM_LOGGING_LEVEL=DEBUG ")
-    done.stdout = done.stdout.removeprefix("VLLM_LOGGING_LEVEL=DEBUG ")
+    shown = [word for word in shlex.split(command) if word.startswith(("VLLM_LOGGING_LEVEL=", "TOKENIZERS_"))]
+    assert sorted(shown) == ["TOKENIZERS_PARALLELISM=true", "VLLM_LOGGING_LEVEL=DEBUG"], "what the user has set stays"
     python = re.compile(rf"{re.escape(str(Path(sys.executable).parent))}/python[\d.]*")  # one program has several names
     assert python.sub("python", done.stdout) == python.sub("python", command)
 

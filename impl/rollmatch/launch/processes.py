@@ -198,7 +198,14 @@ class Command:
     environment: dict[str, str]
 
     def __str__(self) -> str:
-        return shell_line(self.words, dict(sorted(self.environment.items())))
+        return shell_line(self.words, dict(sorted(self.effective().items())))
+
+    def effective(self) -> dict[str, str]:
+        """The variables with the values that they would have: what the user has set stays."""
+        return {
+            name: value if name == "CUDA_VISIBLE_DEVICES" else os.environ.get(name, value)
+            for name, value in self.environment.items()
+        }
 
 
 def become(command: Command) -> NoReturn:
@@ -208,7 +215,4 @@ def become(command: Command) -> NoReturn:
         problem = f"{command.words[0]} is not installed"
         remedy = "Install it: pip install ms-swift==4.6.0 qwen_vl_utils."
         raise LaunchError(problem, code="swift-missing", key="custom.extra.rollout_server.engine", remedy=remedy)
-    environment = os.environ | {
-        n: v for n, v in command.environment.items() if n not in os.environ or n == "CUDA_VISIBLE_DEVICES"
-    }
-    os.execve(program, command.words, environment)
+    os.execve(program, command.words, os.environ | command.effective())
