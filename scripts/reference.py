@@ -313,7 +313,10 @@ TAUGHT = ("custom.extra.distill.teachers=[{model: teacher}]",)
 OBJECTIVES = {
     "`sft`": (f"{VARIANT}=sft",),
     "`rollout_matching_sft`": (f"{VARIANT}=rollout_matching_sft",),
-    "`rollout_matching_sft`, `packing`": (f"{VARIANT}=rollout_matching_sft", "training.packing=true"),
+    "`rollout_matching_sft`, `packing`": (
+        *(f"{VARIANT}=rollout_matching_sft", "training.packing=true"),
+        f"{ROLLOUT}.max_staleness=2",
+    ),
     "`grpo`": (f"{VARIANT}=grpo", *PAID),
     "`grpo`, `packing`": (f"{VARIANT}=grpo", *PAID, "training.packing=true"),
     "`grpo`, environment": (f"{VARIANT}=grpo", *PLAYED),
@@ -330,13 +333,13 @@ BACKENDS = {
     "servers": (*SERVERS, LISTED),
     "`servers_file`": (SERVERS[0], f"{ROLLOUT}.vllm.server.servers_file=servers.json"),
 }
-AHEAD = (f"{ROLLOUT}.overlap=ahead", f"{ROLLOUT}.max_staleness=3")
+AHEAD = (f"{ROLLOUT}.overlap=ahead",)
 KEEP = (*AHEAD, f"{ROLLOUT}.vllm.sync.in_flight=keep")
 OVERLAPS = {
     "`off`": (),
     "`ahead`": AHEAD,
     "`ahead`, `in_flight: keep`": KEEP,
-    "`ahead`, `keep`, `late_windows: 1`": (*KEEP, f"{ROLLOUT}.late_windows=1"),
+    "`ahead`, `keep`, `late_windows: 1`": (*KEEP, f"{ROLLOUT}.late_windows=1", f"{ROLLOUT}.max_staleness=3"),
 }
 
 

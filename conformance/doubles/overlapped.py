@@ -2,14 +2,15 @@
 
 import copy
 import dataclasses
+import random
 import threading
 from itertools import count
 
 from conformance.doubles.small_run import events, make_trainer
-from rollmatch.rollout.backend import RolloutBackend
+from rollmatch.rollout.backend import RolloutBackend, make_rollout
 from rollmatch.rollout.fence import Fence
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.overlap import Lockstep, run_ahead
+from rollmatch.rollout.overlap import Lockstep, run_ahead, work_early
 from rollmatch.rollout.prefetch_rules import PrefetchRules
 
 
@@ -60,17 +61,43 @@ class CopyServers(RolloutBackend):
         return rollouts
 
 
-def overlapped(folder, mode, *overrides, max_staleness=1, lead=None, pieces=1, callers=4, **arguments):
+class ScriptedServers(CopyServers):
+    """Responses follow from prompt and seed alone, whatever thread asks, in whatever company."""
+
+    def _write(self, requests, decoding):
+        return [self._rollout(request, decoding) for request in requests]
+
+    def _rollout(self, request, decoding):
+        template, chance = self.held.template, random.Random(f"{request.seed} {request.token_ids}")
+        ids, limit = template.vocabulary.encode("ab 1."), request.limit(decoding.max_new_tokens)
+        written = [*chance.choices(ids, k=chance.randint(0, limit)), template.vocabulary.stop_id][:limit]
+        prompt = template.expand(request.token_ids, template.image_features(request.sample))
+        logprobs = [chance.uniform(-8, -6) for _ in written] if decoding.logprobs else None
+        stop_ids, version = template.vocabulary.stop_ids, self.policy_version
+        return make_rollout(request, prompt, written, logprobs, stop_ids=stop_ids, version=version)
+
+
+def overlapped(
+    folder, mode, *overrides, max_staleness=1, lead=None, pieces=1, callers=4, kind=CopyServers, **arguments
+):
     """The trainer and its servers."""
     trainer = make_trainer(folder, *overrides, **arguments)
-    return trainer, attach_servers(trainer, mode, max_staleness, lead, pieces, callers)
+    return trainer, attach_servers(trainer, mode, max_staleness, lead, pieces, callers, kind=kind)
 
 
 def attach_servers(
-    trainer, mode="off", max_staleness=1, lead=None, pieces=1, callers=4, in_flight="wait", group_size=None
+    trainer,
+    mode="off",
+    max_staleness=1,
+    lead=None,
+    pieces=1,
+    callers=4,
+    in_flight="wait",
+    group_size=None,
+    kind=CopyServers,
 ):
     """Servers in place of the backend that the trainer has; ``mode`` as in the configuration."""
-    servers, lead = CopyServers(trainer), max_staleness if lead is None else lead
+    servers, lead = kind(trainer), max_staleness if lead is None else lead
     fence = Fence(servers, trainer.source.ranks, trainer.source.journal)
     source = trainer.source = dataclasses.replace(trainer.source, fence=fence)
     if mode == "ahead":
@@ -83,6 +110,8 @@ def attach_servers(
         trainer.overlap = run_ahead(source, rules, max_staleness=max_staleness, lead=lead, in_flight=in_flight)
         if hasattr(trainer.learner.objective, "arrived"):
             trainer.overlap.prefetch.arrived = trainer.learner.objective.arrived
+        if hasattr(trainer.learner.objective, "judge_early"):
+            work_early(trainer.overlap, trainer.learner.objective.judge_early)
     else:
         trainer.overlap = Lockstep(source)
     return servers

@@ -66,7 +66,8 @@ def runs(draw, ranks=None):
         _distill(one_of, made)
     made["samples"] = [_sample(one_of, made, number) for number in range(one_of(3, 5, 8))]
     _tuner(one_of, made)
-    if made["servers"] and not any(one.get("fails") for one in made["servers"]) and variant in ("grpo", "distill"):
+    overlaps = variant in ("grpo", "distill") or (variant.startswith("vine") and made.get("dialect") == "native")
+    if made["servers"] and not any(one.get("fails") for one in made["servers"]) and overlaps:
         _ahead(one_of, made)
     number = ranks or one_of(2, 3) if ranks or draw(st.integers(0, 99)) >= 100 - 100 * COSTLY else 1
     if number > 1 and "dropout" not in made:
@@ -331,7 +332,9 @@ def _ahead(one_of, made):
     length = keys[f"{G}.steps_per_generation"] * keys[f"{G}.num_iterations"]
     if one_of(0, 1) and f"{T}.packing" not in keys and f"{D}.lmbda" not in keys:
         keys.pop(f"{G}.dynamic_sampling.max_rounds", None)
-        keys |= {f"{R}.overlap": "ahead", f"{R}.max_staleness": 2 * length - 1 + one_of(0, 1)}
+        is_judged = made["keys"]["custom.trainer_variant"].startswith("vine")  # by the weights that wrote a window
+        more = 0 if is_judged and length == 1 else one_of(0, 1)
+        keys |= {f"{R}.overlap": "ahead", f"{R}.max_staleness": 2 * length - 1 + more}
         keys |= one_of({}, {f"{R}.pieces_per_server": 2})
         if f"{E}.name" in keys:
             keys |= {f"{E}.options": {"delay_s": one_of(0.0, 0.3)}}
@@ -339,7 +342,7 @@ def _ahead(one_of, made):
             if keys[f"{R}.vllm.sync.in_flight"] == "keep" and f"{R}.pieces_per_server" not in keys:
                 late = one_of(0, 1, 2)
                 keys |= {f"{R}.late_windows": late, f"{R}.max_staleness": (late + 2) * length - 1 + one_of(0, 1)}
-        elif "dialect" not in made:
+        elif "dialect" not in made and not is_judged:
             keys[f"{R}.vllm.sync.in_flight"] = one_of("wait", "keep")
         if keys.get(f"{G}.correction_cap", 2.0) is None:
             keys[f"{G}.old_logprobs"] = "server"

@@ -68,7 +68,7 @@ class Oracle:
         self.reference = self.policy if self.policy.adapts else Policy(directory, tuner)
         self.num_steps, self.ranks = self.keys[f"{T}.max_steps"], draw.get("ranks", 1)
         self.optimizer = Optimizer(below(self.keys, T), self.num_steps)
-        self.version, self.synced, self.calls = 0, {}, []
+        self.version, self.synced, self.calls, self.firsts = 0, {}, [], []
         self.waiting = [[] for _ in range(self.ranks)]
         self.is_paid = self.variant in ("grpo", "distill", "vineppo", "vineppo_mcts")
         self.is_grouped, self.distill = self.variant in ("grpo", "distill"), below(self.keys, D)
@@ -133,6 +133,7 @@ class Oracle:
     def roll_out(self, step: int, whole: list, result: Step) -> list:
         """[rank] completions of a window, judged and compared."""
         per_rank = []
+        self.firsts.append(step)
         if self.variant != "sft":
             self.sync(step)
         chance = np.random.default_rng([self.keys[f"{T}.seed"], step, 2]).random()
@@ -438,13 +439,17 @@ class Oracle:
         result.values = [[next(left) for _ in own] for own in per_rank]
 
     def continuations(self, everyone: list, rules: dict, *, is_search: bool) -> tuple[dict, int, int]:
-        """State -> returns of its continuations, from all that servers were asked for by this version; how many, and
-        the tokens of all."""
+        """State -> returns of its continuations, from all that servers were asked for by the version that wrote the
+        responses; how many, and the tokens of all."""
         limit, fresh, asked, num_tokens = self.keys[f"{R}.max_new_tokens"], {}, 0, 0
         known = {seed for call in self.calls for _, seed, _ in call["requests"]}
         prompts = {i: tuple(self.prompt(i)) for i in {c["index"] for c in everyone}}
         dialect = self.draw.get("dialect", "native")
-        records = [one for s in self.servers for kind, v, one in s.log if kind == "infer" and v == self.version]
+        step, is_ahead = self.firsts[-1], self.keys[f"{R}.overlap"] == "ahead"
+        sent_at = self.firsts[-2:][0] if is_ahead else step  # a window is written beside the one before it
+        (version,) = [version for version, at in self.synced.items() if at == sent_at]
+        records = [one for s in self.servers for kind, v, one in s.log if kind == "infer" and v == version]
+        records = [one for one in records if one[3].split(".")[0] in ("", str(step))]
         for ids, seed, sampling, _ in records:
             if seed in known:
                 continue

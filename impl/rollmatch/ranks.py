@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 import torch
@@ -17,6 +17,8 @@ class Ranks:
 
     rank: int = 0
     learner_world_size: int = 1
+    group: dist.ProcessGroup | None = None
+    """That of one other thread, see ``apart``; None: of the main thread."""
 
     @classmethod
     def from_environment(cls) -> "Ranks":
@@ -35,15 +37,19 @@ class Ranks:
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.learner_world_size > 1:
-            dist.barrier()
+            dist.barrier(group=self.group)
+
+    def apart(self) -> "Ranks":
+        """The same ranks for one other thread, whose exchanges have an order of their own. All ranks call it."""
+        return self if self.learner_world_size == 1 else replace(self, group=dist.new_group(backend="gloo"))
 
     def sum(self, numbers: Sequence[float]) -> list[float]:
         """[n] -> [n] summed over ranks, in float64."""
         if self.learner_world_size == 1:
             return list(numbers)
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
         total = torch.tensor(numbers, dtype=torch.float64, device=device)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.group)
         return [float(number) for number in total.tolist()]
 
     def gather(self, item: _Item) -> list[_Item]:
@@ -51,5 +57,5 @@ class Ranks:
         if self.learner_world_size == 1:
             return [item]
         items: list[_Item | None] = [None] * self.learner_world_size
-        dist.all_gather_object(items, item)
+        dist.all_gather_object(items, item, group=self.group)
         return cast(list[_Item], items)

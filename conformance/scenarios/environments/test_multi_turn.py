@@ -177,7 +177,7 @@ def test_advantages_with_step_rewards_telescope_and_a_tree_counts_what_was_paid(
     for made in (climbing(), searching(), replace(climbing(), valuer=valuer)):
         for report in reports_of(targets_of(TurnSide(), made)):
             assert sum(report.step_advantages) == pytest.approx(report.total_return - report.values[0])
-    for tree in valuer.forest._trees.values():
+    for tree in valuer.trees.values():
         assert 0.0 <= tree.root.total / tree.root.visits <= 1.75
         assert tree.root.total / tree.root.visits == pytest.approx(value_of(0, MAX_TURNS), abs=0.45)
 

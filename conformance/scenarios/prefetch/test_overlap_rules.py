@@ -10,7 +10,6 @@ LONG = "custom.extra.rollout_matching"
 AHEAD = ("~.overlap=ahead", "~.vllm.mode=server", "~.vllm.server.base_url=http://127.0.0.1:8000")
 SERVED = (*AHEAD, "~.vllm.server.group_port=51216")
 ALONE, GRPO = configs.GRPO, (*configs.GRPO, *SERVED)
-VINEPPO = ("custom.trainer_variant=vineppo", *GRPO[1:])
 WORLD = ("custom.extra.environment.name=a:World", "custom.extra.environment.max_response_tokens=600")
 SHARE_OF_32 = ("training.per_device_train_batch_size=8", "training.gradient_accumulation_steps=8")
 """Of two servers."""
@@ -28,23 +27,24 @@ def test_servers_named_under_rlhf_may_overlap():
 
 
 @pytest.mark.scenario(
-    "prefetch/vineppo-ahead-is-refused",
-    "prefetch/vineppo-without-overlap-is-accepted",
-    clauses=["prefetch/what-is-judged-by-further-rollouts-does-not-overlap#1,2"],
+    "prefetch/vineppo-with-weights-in-flight-is-refused",
+    "prefetch/vineppo-one-window-ahead-is-accepted",
+    clauses=["prefetch/values-are-sampled-before-weights-change#4"],
 )
+@pytest.mark.parametrize("variant", ["vineppo", "vineppo_mcts"])
 @pytest.mark.parametrize(
-    ("bad", "why", "good"),
+    ("added", "key", "good"),
     [
-        (VINEPPO, "of the weights that wrote the response", (*VINEPPO, "~.overlap=off")),
-        (("custom.trainer_variant=vineppo_mcts", *GRPO[1:]), "values", GRPO),
+        (["~.vllm.sync.in_flight=keep"], "vllm.sync.in_flight", []),
+        (["~.max_staleness=2"], "max_staleness", ["~.max_staleness=1"]),
+        ([*SEVERAL, "~.max_staleness=11"], "max_staleness", [*SEVERAL, "~.max_staleness=7"]),
+        ([*SEVERAL, "~.max_staleness=11"], "max_staleness", [*SEVERAL, "~.max_staleness=10"]),
     ],
-    ids=["vineppo", "vineppo_mcts"],
 )
-def test_what_is_not_learnt_from_the_response_alone_does_not_overlap(bad, why, good):
-    problems = [each for each in problems_of(*bad) if each.code == "overlap-of-another-objective"]
-    assert [each.key for each in problems] == [f"{LONG}.overlap"]
-    assert why in problems[0].problem
-    config_with(*good)
+def test_values_are_sampled_one_window_ahead(variant, added, key, good):
+    ahead = (f"custom.trainer_variant={variant}", *GRPO[1:])
+    assert refusal_of(*ahead, *added) == ("values-of-other-weights", f"{LONG}.{key}")
+    assert config_with(*ahead, *good).custom.extra.rollout_matching.overlap == "ahead"
 
 
 @pytest.mark.scenario(clauses=["prefetch/a-sync-comes-in-the-midst-of-episodes#5"])

@@ -276,19 +276,23 @@ def _pieces(config: RunConfig) -> Iterator[ConfigError]:
 
 def _overlap_variant(config: RunConfig) -> Iterator[ConfigError]:
     overlap, variant = config.custom.extra.rollout_matching.overlap, config.custom.trainer_variant
-    if overlap == "off" or variant == "rollout_matching_sft":
+    if overlap != "off" and variant == "sft":
+        problem = f"is {overlap}, but custom.trainer_variant is sft: it learns from no rollouts"
+        yield ConfigError(problem, code="overlap-of-another-objective", key=OVERLAP, remedy="Set it to off.")
+
+
+def _values_ahead(config: RunConfig) -> Iterator[ConfigError]:
+    """A window's values are of the weights that wrote it: it is written and judged between two syncs."""
+    rules, variant = config.custom.extra.rollout_matching, config.custom.trainer_variant
+    if rules.overlap == "off" or not variant.startswith("vineppo"):
         return
-    if variant == "sft":
-        why, remedy = "it learns from no rollouts", "Set it to off."
-    elif variant not in ("grpo", "distill"):
-        why, remedy = (
-            "its values are sampled later, and must be of the weights that wrote the response",
-            "Set it to off.",
-        )
-    else:
-        return
-    problem = f"is {overlap}, but custom.trainer_variant is {variant}: {why}"
-    yield ConfigError(problem, code="overlap-of-another-objective", key=OVERLAP, remedy=remedy)
+    if rules.vllm.sync.in_flight != "wait":
+        problem = f"is {rules.vllm.sync.in_flight}, but values of {variant} are of the weights that wrote the response"
+        yield ConfigError(problem, code="values-of-other-weights", key=IN_FLIGHT, remedy="Remove it.")
+    if windows_of_staleness(config) > 1:
+        problem = f"is {rules.max_staleness}, but {variant} requests one window in advance"
+        remedy = f"Set it to {2 * steps_per_window(config) - 1}."
+        yield ConfigError(problem, code="values-of-other-weights", key=STALENESS, remedy=remedy)
 
 
 def _in_flight(config: RunConfig) -> Iterator[ConfigError]:
@@ -378,6 +382,7 @@ OVERLAP_RULES: tuple[Rule, ...] = (
     ),
     Rule(reads=(OVERLAP, PIECES), check=_pieces),
     Rule(reads=(OVERLAP, VARIANT), check=_overlap_variant),
+    Rule(reads=(OVERLAP, VARIANT, STALENESS, IN_FLIGHT, *_REUSE), check=_values_ahead),
     Rule(reads=(OVERLAP, IN_FLIGHT, "custom.extra.environment"), check=_in_flight),
     Rule(
         reads=(OVERLAP, VARIANT, LATE, STALENESS, PIECES, IN_FLIGHT, "custom.extra.environment", *_REUSE),

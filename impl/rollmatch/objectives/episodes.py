@@ -7,7 +7,7 @@ from typing import cast
 from rollmatch.environments.limits import check_share
 from rollmatch.environments.trajectory import EpisodeRollout, Trajectory
 from rollmatch.model.vocabulary import Vocabulary
-from rollmatch.objectives.protocol import ObjectiveContext
+from rollmatch.objectives.protocol import GenerationContext
 from rollmatch.records import Rollout, rounded
 from rollmatch.rollout.episodes import EpisodeRunner
 
@@ -19,7 +19,7 @@ LONGEST_TEXT = 2000
 """Characters of a message of a chat that is written down."""
 
 
-def note_episodes(world: EpisodeRunner, rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Trajectory]:
+def note_episodes(world: EpisodeRunner, rollouts: Sequence[Rollout], context: GenerationContext) -> list[Trajectory]:
     """The episodes of this rank, written down. Called by all ranks. Errors: ``episodes-failed``."""
     episodes = _episodes_of(rollouts)
     made = [one.trajectory for one in episodes]
@@ -42,20 +42,20 @@ def note_episodes(world: EpisodeRunner, rollouts: Sequence[Rollout], context: Ob
     return made
 
 
-def note_part(world: EpisodeRunner, rollouts: Sequence[Rollout], context: ObjectiveContext) -> list[Trajectory]:
+def note_part(world: EpisodeRunner, rollouts: Sequence[Rollout], context: GenerationContext) -> list[Trajectory]:
     """As ``note_episodes``, of what all ranks hold alike: each writes down its part of it."""
     note_episodes(world, rollouts[context.ranks.rank :: context.ranks.learner_world_size], context)
     return [one.trajectory for one in _episodes_of(rollouts)]
 
 
-def check_failed(world: EpisodeRunner, made: Sequence[Trajectory], context: ObjectiveContext) -> None:
+def check_failed(world: EpisodeRunner, made: Sequence[Trajectory], context: GenerationContext) -> None:
     """End the run where too many failed. Called by all ranks. Errors: ``episodes-failed``."""
     failures = [one.failure for one in made if one.failure]
     check_share(failures, len(made), failed_share=world.failed_share, gather=context.ranks.gather)
 
 
 def note_pace(
-    rollouts: Sequence[Rollout], rewards: Sequence[float | None], vocabulary: Vocabulary, context: ObjectiveContext
+    rollouts: Sequence[Rollout], rewards: Sequence[float | None], vocabulary: Vocabulary, context: GenerationContext
 ) -> None:
     """Write down what took how long, and the best and the worst episode as chats. ``rewards``: None of a failed one."""
     episodes = _episodes_of(rollouts)

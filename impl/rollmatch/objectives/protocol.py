@@ -48,8 +48,8 @@ class LogEvent(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectiveContext:
-    """What an objective may use while it makes targets. Made by ``training``; every rank uses it equally often."""
+class GenerationContext:
+    """Rollouts' decoding and where more of them come from. Every rank uses it equally often, in one thread."""
 
     step: int
     ranks: Ranks
@@ -59,12 +59,20 @@ class ObjectiveContext:
     """More rollouts by the same weights, in order. All ranks call it equally often, also without requests."""
     play: Callable[[Sequence[Episode], Decoding], None]
     """Episodes to their ends, by the same weights. All ranks call it equally often, also without episodes."""
+    log: LogEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveContext(GenerationContext):
+    """What an objective may use while it makes targets. Made by ``training``."""
+
     score: ScoreSegments
     teach: AskModel
     further: RollOutFurther
-    log: LogEvent
     trainer_state: "TrainerState | None" = None
     """transformers' state of the run, for functions that ask for it."""
+    early: Any = None
+    """What the objective made of these rollouts beside learning, see ``rollout.early``; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from rollmatch.errors import RolloutError
 from rollmatch.model.images import ImageFeatures
 from rollmatch.records import Rollout, RolloutRequest, Sample
+from rollmatch.rollout.early import EarlyWork, Work
 from rollmatch.rollout.episodes import EpisodeServers, InFlight
 from rollmatch.rollout.open_groups import Group, OpenGroups
 from rollmatch.rollout.prefetch import Prefetch
@@ -55,6 +56,8 @@ class GeneratedWindow:
     """What was rolled out, one entry per group, where that is not the window's own."""
     is_given: bool = False
     """The data set's own answers stand in place of rollouts: nothing was generated."""
+    early: Any = None
+    """What ``EarlyWork`` made of it; None: nothing."""
 
 
 class Overlap(Protocol):
@@ -124,6 +127,9 @@ class Ahead:
 
     needs_weights = True
 
+    early: EarlyWork | None = None
+    """Where targets need the weights that wrote the rollouts."""
+
     def __init__(
         self, source: RolloutSource, prefetch: Prefetch, *, max_staleness: int, lead: int, waits: bool = True
     ) -> None:
@@ -162,7 +168,9 @@ class Ahead:
 
         Where a server was restarted, the window's rest is generated after the sync, by newer weights.
         """
-        if self.waits and self.prefetch.windows:
+        if self.early is not None:  # it waits for the window, too
+            self.early.wait()
+        elif self.waits and self.prefetch.windows:
             with suppress(ServerRestarted):
                 self.prefetch.wait_for(min(self.prefetch.windows))
 
@@ -177,10 +185,18 @@ class Ahead:
             if window.step not in self.prefetch.windows:
                 requests = make_requests(window.samples, window.step)
                 self.prefetch.submit(window.step, requests)
-        step = windows[0].step
-        rollouts, num_again = self.prefetch.collect(step, min_version=self.min_version(step, step_of))
+        step, early = windows[0].step, self.early
+        oldest = self.min_version(step, step_of)
+        if early is not None and early.is_lost(step):
+            oldest = min(version for version, sent_at in step_of.items() if sent_at == step)
+        rollouts, num_again = self.prefetch.collect(step, min_version=oldest)
         ages = Counter(step - step_of[rollout.policy_version] for rollout in rollouts)
-        return GeneratedWindow(rollouts=rollouts, staleness=dict(sorted(ages.items()))), num_again
+        generated = GeneratedWindow(rollouts=rollouts, staleness=dict(sorted(ages.items())))
+        if early is not None:
+            for window in windows:
+                early.begin(window.step, window.samples)
+            generated = replace(generated, early=early.take(step))
+        return generated, num_again
 
 
 class FirstComplete(Ahead):
@@ -268,6 +284,19 @@ def given_rollouts(
         )
         for index, sample in enumerate(window.samples)
     ]
+
+
+def work_early(ahead: Ahead, work: Work) -> None:
+    """Let ``work`` make of each window what its targets need, by the weights that wrote its rollouts."""
+    ahead.early = early = EarlyWork(ahead.source, ahead.prefetch, work)
+    fence, is_quiet = ahead.source.fence, ahead.source.fence.quiet
+
+    @contextmanager
+    def quiet() -> Iterator[None]:
+        with is_quiet(), early.gate:
+            yield
+
+    fence.quiet = quiet
 
 
 def run_ahead(

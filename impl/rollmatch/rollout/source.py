@@ -6,6 +6,7 @@ Where a server is restarted meanwhile, every rank learns the outcome. ``overlap`
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Generic, NamedTuple, TypeVar, cast
 
 import torch
@@ -47,6 +48,8 @@ class RolloutSource:
     """In which responses are computed, for people."""
     num_threads: int | None = None
     """torch's CPU threads during sync and generation; None: unchanged."""
+    gate: "Lock | None" = None
+    """Of a source beside learning: held by each of its calls, and by syncs. None: calls are the main thread's."""
 
     def sync(self, step: int, weights: Callable[[], NamedWeights]) -> float:
         """Send the weights if the learner has moved since the last sync; returns seconds. Errors: ``PushFailed``."""
@@ -81,7 +84,17 @@ class RolloutSource:
                 self.settle(lambda: play_apart(episodes, turns.write, as_begun=self._as_begun, drive=turns.drive))
 
     def settle(self, attempt: Callable[[], Result], *, step: int | None = None) -> list[Result]:
-        """``attempt`` on all ranks together, again after a restart of a server. Errors: as the function ``settle``."""
+        """``attempt`` on all ranks together, again after a restart of a server. Errors: as the function ``settle``.
+
+        Beside learning nothing is sent, so that a restart is an error there: ``ServerRestarted``, on all ranks.
+        """
+        if (gate := self.gate) is not None:
+
+            def gated() -> Result:
+                with gate:
+                    return attempt()
+
+            return together(gated, ranks=self.ranks)
         return settle(attempt, ranks=self.ranks, fence=self.fence, journal=self.journal, step=step)
 
     def roll_out(self, samples: Sequence[Sample], step: int, *, purpose: str, round_index: int = 0) -> list[Rollout]:
@@ -175,19 +188,35 @@ def settle(
     attempts once more. ``step`` is for the journal. Errors: the rank's own; ``rank-failed`` on the other ranks.
     """
     for restarts_left in reversed(range(MAX_RESTARTS + 1)):
-        error, outcome = _attempt(attempt)
-        outcomes = ranks.gather(outcome)
-        failures = [(rank, each.failed) for rank, each in enumerate(outcomes) if each.failed]
-        restarts = [each.restarted for each in outcomes if each.restarted]
-        if not failures and not restarts:
-            return [cast(Result, each.result) for each in outcomes]
-        if failures or not restarts_left:
-            rank, problem = failures[0] if failures else (ranks.rank, restarts[0])
-            raise shared_failure(error, rank=rank, problem=problem, key="rollout")
-        journal.write("restarted", step=step, problem=restarts[0])
-        LOG.warning("%s; sending the weights again", restarts[0])
+        try:
+            return together(attempt, ranks=ranks)
+        except ServerRestarted as error:
+            if not restarts_left:
+                raise
+            journal.write("restarted", step=step, problem=error.problem)
+            LOG.warning("%s; sending the weights again", error.problem)
         fence.sync_again()
     raise AssertionError("the last round returns or raises")
+
+
+def together(attempt: Callable[[], Result], *, ranks: Ranks) -> list[Result]:
+    """The results of ``attempt`` on all ranks, in their order. All ranks call it, at the same place.
+
+    Errors, on all ranks: the rank's own, or ``rank-failed``; ``ServerRestarted`` where nothing else failed.
+    """
+    error, outcome = _attempt(attempt)
+    outcomes = ranks.gather(outcome)
+    restarted = next((each.restarted for each in outcomes if each.restarted), "")
+    for rank, each in enumerate(outcomes):
+        if each.failed:
+            own = None if isinstance(error, ServerRestarted) else error
+            raise shared_failure(own, rank=rank, problem=each.failed, key="rollout")
+    if restarted:
+        remedy = "Resume the run; the first sync gives the server its weights."
+        own = error or ServerRestarted(restarted, key="rollout", remedy=remedy)
+        own.is_shared = True
+        raise own
+    return [cast(Result, each.result) for each in outcomes]
 
 
 def _attempt(attempt: Callable[[], Result]) -> tuple[RolloutError | None, _Outcome[Result]]:

@@ -27,12 +27,13 @@ from rollmatch.model.source import dtype_of
 from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.objectives.distill.objective import DistillObjective
 from rollmatch.objectives.protocol import Objective
+from rollmatch.objectives.vineppo.objective import VinePpoObjective
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.episodes import MAX_EPISODES, EpisodeRunner
 from rollmatch.rollout.fence import Fence, SyncMode
 from rollmatch.rollout.hf import HfBackend
-from rollmatch.rollout.overlap import Lockstep, Mixed, Overlap, WithoutRollouts, run_ahead
+from rollmatch.rollout.overlap import Ahead, Lockstep, Mixed, Overlap, WithoutRollouts, run_ahead, work_early
 from rollmatch.rollout.prefetch_rules import PrefetchRules, ServerBackend
 from rollmatch.rollout.source import RolloutSource
 from rollmatch.rollout.work_items import first_server
@@ -164,6 +165,8 @@ def make_parts(
     overlap = make_overlap(config, source)
     if overlap.prefetch is not None and isinstance(objective, DistillObjective):
         overlap.prefetch.arrived = objective.arrived
+    if isinstance(overlap, Ahead) and isinstance(objective, VinePpoObjective):
+        work_early(overlap, objective.judge_early)
     return TrainerParts(source, overlap, learner, logged_completions)
 
 

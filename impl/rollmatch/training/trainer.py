@@ -10,6 +10,7 @@ import pickle
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -181,7 +182,9 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
     def target(self, window: Window, generated: GeneratedWindow, report: StepReport) -> WindowTargets:
         """Turn rollouts into segments: parse, match, append | rewards and advantages | values of states."""
         samples = self._samples_of(window.sample_indices) if generated.samples is None else generated.samples
-        made, features = self._make_targets(samples, generated.rollouts, report, features=generated.features)
+        made, features = self._make_targets(
+            samples, generated.rollouts, report, features=generated.features, early=generated.early
+        )
         self._report_targets(samples, made, report)
         return WindowTargets(
             window=window,
@@ -371,6 +374,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         report: StepReport,
         *,
         features: MutableMapping[int, ImageFeatures] | None = None,
+        early: Any = None,
     ) -> tuple[TrainingTargets, MutableMapping[int, ImageFeatures]]:
         """The objective's targets, each segment fitted to the longest length, and the features of all images.
 
@@ -379,7 +383,8 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         objective, max_len = self.learner.objective, self.learner.lengths.max_len
         with report.phase("target"):
             features = features or self.source.check_alignment(objective.reuse.repeat(samples), rollouts)
-            made = objective.make_segments(samples, rollouts, self._context(report, features))
+            context = replace(self._context(report, features), early=early)
+            made = objective.make_segments(samples, rollouts, context)
             is_long = any(one.encoded_len > max_len for segments in made.segments for one in segments)
             made = self.learner.fitted(made) if is_long else made
         report.num_cut += made.num_cut

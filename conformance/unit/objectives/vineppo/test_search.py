@@ -9,7 +9,7 @@ from conformance.doubles.ranks import together
 from conformance.doubles.refusals import refused
 from conformance.doubles.vineppo_locks import STOP, LockPolicy, trajectory_of, waves_of
 from rollmatch.environments.trajectory import state_at
-from rollmatch.objectives.vineppo.search import Forest, SearchBudget, TreeValues
+from rollmatch.objectives.vineppo.search import SearchBudget, TreeValues
 from rollmatch.objectives.vineppo.split import FixedTokens
 from rollmatch.objectives.vineppo.tree import SearchRules, Tree
 
@@ -108,24 +108,22 @@ def test_a_tree_takes_its_own_version_only():
     tree.add(replace(late, policy_version=1), PAIRS.cuts(late))
 
 
-@pytest.mark.scenario("vineppo/an-update-empties-the-tree", clauses=["vineppo/the-search-variant-keeps-a-real-tree#3"])
-def test_a_newer_version_empties_the_forest():
-    forest = Forest(SearchRules())
-    old = forest.tree_of(trajectory_of(RIGHT, version=4))
-    old.add(trajectory_of(RIGHT, version=4), (0, 7))
-    assert forest.tree_of(trajectory_of(WRONG, version=4)) is old
-    new = forest.tree_of(trajectory_of(RIGHT, version=5))
-    assert new is not old
-    assert (new.root.visits, len(forest)) == (0, 1)
-    with refused("tree-outdated"):
-        forest.tree_of(trajectory_of(RIGHT, version=4)).add(trajectory_of(RIGHT, version=4), (0, 7))
-
-
-def searched(policy, trajectories, *, ranks=None, run_seed=1, **budget):
+def searched(policy, trajectories, *, ranks=None, run_seed=1, valuer=None, **budget):
     budget = {"num_rounds": 4, "num_per_round": 8, "num_least": 3} | budget
-    valuer = TreeValues(SearchRules(), SearchBudget(**budget), PAIRS)
+    valuer = valuer or TreeValues(SearchRules(), SearchBudget(**budget), PAIRS)
     cuts = [PAIRS.cuts(one) for one in trajectories]
     return valuer.values_of(trajectories, cuts, waves_of(policy, ranks, run_seed=run_seed))
+
+
+@pytest.mark.scenario("vineppo/an-update-empties-the-tree", clauses=["vineppo/the-search-variant-keeps-a-real-tree#3"])
+def test_each_window_is_judged_by_trees_of_its_own():
+    valuer = TreeValues(SearchRules(), SearchBudget(num_rounds=2, num_per_round=3, num_least=3), PAIRS)
+    found = []
+    for version in (4, 5, 5):  # the last window is judged again, as after the restart of a server
+        policy = LockPolicy(version=version)
+        found.append(searched(policy, policy.answer(1, 2), valuer=valuer))
+        assert {tree.policy_version for tree in valuer.trees.values()} == {version}
+    assert found[0] == found[1] == found[2]
 
 
 def test_one_rank_grows_a_sample_s_tree_for_all():

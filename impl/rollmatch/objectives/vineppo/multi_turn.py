@@ -8,14 +8,14 @@ from rollmatch.environments.continuation import ContinuationRequest
 from rollmatch.environments.episode import resume
 from rollmatch.environments.trajectory import Trajectory
 from rollmatch.objectives.episodes import check_failed
-from rollmatch.objectives.protocol import ObjectiveContext
+from rollmatch.objectives.protocol import GenerationContext
 from rollmatch.rollout.episodes import EpisodeRunner
 
 
 class MultiTurn:
     """Continues from the middle of an episode, by the rule that sampled it; a ``Continuer``."""
 
-    def __init__(self, world: EpisodeRunner, context: ObjectiveContext, *, logprobs: bool) -> None:
+    def __init__(self, world: EpisodeRunner, context: GenerationContext, *, logprobs: bool) -> None:
         self.world, self.context = world, context
         self.decoding = replace(context.decoding, logprobs=logprobs)
         self.rules = world.rules_of(self.decoding)

@@ -17,7 +17,7 @@ from rollmatch.objectives.episodes import note_episodes, note_pace, note_part
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.segments import policy_segment
 from rollmatch.objectives.policy_gradient import LogprobRules, PolicyGradient
-from rollmatch.objectives.protocol import Evaluated, ObjectiveContext, TrainingTargets
+from rollmatch.objectives.protocol import Evaluated, GenerationContext, ObjectiveContext, TrainingTargets
 from rollmatch.objectives.vineppo.advantage import Normalization, normalize, spread, step_advantages
 from rollmatch.objectives.vineppo.multi_turn import MultiTurn
 from rollmatch.objectives.vineppo.single_turn import RewardRules, SingleTurn, starts
@@ -25,6 +25,7 @@ from rollmatch.objectives.vineppo.split import Splitter
 from rollmatch.objectives.vineppo.value import Valued, Valuer
 from rollmatch.records import PolicyTarget, Rollout, Sample, Segment, rounded
 from rollmatch.rollout.episodes import EpisodeRunner
+from rollmatch.rollout.source import RolloutSource
 
 NUM_SHOWN = 128
 """Answers of an evaluation, and trajectories of a window, that are written down."""
@@ -55,6 +56,21 @@ class WindowReport:
     """Episodes whose environment failed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedWindow:
+    """The responses of this rank, with the values of their states."""
+
+    made: list[Trajectory]
+    """One per rollout."""
+    trajectories: list[Trajectory]
+    """Those whose environment did not fail."""
+    cuts: list[Cuts]
+    valued: list[Valued]
+    """As ``cuts``, of each of ``trajectories``."""
+    num_continuations: int
+    continuation_tokens: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class VinePpoObjective(PolicyGradient):
     """``trainer_variant: vineppo`` and ``vineppo_mcts``."""
@@ -82,20 +98,10 @@ class VinePpoObjective(PolicyGradient):
     def make_segments(
         self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: ObjectiveContext
     ) -> TrainingTargets:
-        """``num_rollouts`` segments per sample. Errors: those of splitters, values and rewards."""
-        repeated = self.reuse.repeat(samples)
-        if self.world is None:
-            made = self._paid(repeated, rollouts)
-        else:
-            made = self.rewards.paid(note_episodes(self.world, rollouts, context))
-            returns = [None if one.failure else one.total_return for one in made]
-            note_pace(rollouts, returns, self.vocabulary, context)
-        trajectories = [one for one in made if not one.failure]
-        cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
-        counted = CostedValues(self._continuer(context))
-        waves = Waves(counted, context.ranks, run_seed=self.run_seed, step=context.step)
-        valued = self.valuer.values_of(trajectories, cuts, waves)
-        reports = [_report(*three) for three in zip(trajectories, cuts, valued, strict=True)]
+        """``num_rollouts`` segments per sample. Errors: those of ``judge``."""
+        judged: JudgedWindow = context.early or self.judge(self.reuse.repeat(samples), rollouts, context)
+        made, trajectories, cuts = judged.made, judged.trajectories, judged.cuts
+        reports = [_report(*three) for three in zip(trajectories, cuts, judged.valued, strict=True)]
         rows = [spread(report.step_advantages, bounds) for report, bounds in zip(reports, cuts, strict=True)]
         written = [one.written for one in trajectories]
         advantages = iter(normalize(rows, written, self.normalization, context.ranks.sum))
@@ -105,9 +111,9 @@ class VinePpoObjective(PolicyGradient):
         ]
         segments = self.with_logprobs(segments, rollouts, context)
         cost = WindowReport(
-            num_states=sum(len(one.values) for one in valued),
-            num_continuations=counted.num_continuations,
-            continuation_tokens=counted.num_tokens,
+            num_states=sum(len(one.values) for one in judged.valued),
+            num_continuations=judged.num_continuations,
+            continuation_tokens=judged.continuation_tokens,
             num_failed=len(made) - len(trajectories),
         )
         self._note(context, trajectories, reports, cost)
@@ -116,6 +122,45 @@ class VinePpoObjective(PolicyGradient):
             reports=(*reports, cost),
             num_rollout_tokens=sum(rollout.num_tokens for rollout in rollouts),
         )
+
+    def judge(self, samples: Sequence[Sample], rollouts: Sequence[Rollout], context: GenerationContext) -> JudgedWindow:
+        """What responses earned, and the values of their states; one of ``samples`` per rollout. Called by all ranks.
+
+        Needs the weights that wrote the responses. Errors: those of splitters, values and rewards.
+        """
+        if self.world is None:
+            made = self._paid(samples, rollouts)
+        else:
+            made = self.rewards.paid(note_episodes(self.world, rollouts, context))
+            returns = [None if one.failure else one.total_return for one in made]
+            note_pace(rollouts, returns, self.vocabulary, context)
+        trajectories = [one for one in made if not one.failure]
+        cuts = [self.splitter.cuts(trajectory) for trajectory in trajectories]
+        counted = CostedValues(self._continuer(context))
+        waves = Waves(counted, context.ranks, run_seed=self.run_seed, step=context.step)
+        valued = self.valuer.values_of(trajectories, cuts, waves)
+        return JudgedWindow(
+            made=made,
+            trajectories=trajectories,
+            cuts=cuts,
+            valued=valued,
+            num_continuations=counted.num_continuations,
+            continuation_tokens=counted.num_tokens,
+        )
+
+    def judge_early(
+        self, source: RolloutSource, step: int, samples: Sequence[Sample], rollouts: Sequence[Rollout]
+    ) -> JudgedWindow:
+        """``judge``, beside learning from an earlier window."""
+        context = GenerationContext(
+            step=step,
+            ranks=source.ranks,
+            decoding=source.decoding,
+            generate=source.generate,
+            play=source.play,
+            log=source.journal.write,
+        )
+        return self.judge(samples, rollouts, context)
 
     def summarize(self, reports: Sequence[object]) -> dict[str, float]:
         """Returns, lengths, what values were and what they cost."""
@@ -156,7 +201,7 @@ class VinePpoObjective(PolicyGradient):
         """Responses of one turn, paid by the reward functions."""
         return self.rewards.trajectories(starts(samples, rollouts, self.prompt_of), rollouts)
 
-    def _continuer(self, context: ObjectiveContext) -> Continuer:
+    def _continuer(self, context: GenerationContext) -> Continuer:
         if self.world is not None:
             return PaidContinuer(MultiTurn(self.world, context, logprobs=self.reads_logprobs), self.rewards)
         return SingleTurn(self.rewards, context, logprobs=self.reads_logprobs)

@@ -31,37 +31,17 @@ class _Walk:
     cuts: Cuts
 
 
-class Forest:
-    """The trees of one policy version, by sample."""
-
-    def __init__(self, rules: SearchRules) -> None:
-        self.rules = rules
-        self.policy_version = 0
-        self._trees: dict[int, Tree] = {}
-
-    def tree_of(self, trajectory: Trajectory) -> Tree:
-        """The tree below a trajectory's prompt; a newer policy version empties the forest first."""
-        if trajectory.policy_version > self.policy_version:
-            self._trees.clear()
-            self.policy_version = trajectory.policy_version
-        sample_id = trajectory.sample.sample_id
-        if sample_id not in self._trees:
-            self._trees[sample_id] = Tree(state_at(trajectory, 0), self.rules)
-        return self._trees[sample_id]
-
-    def __len__(self) -> int:
-        return len(self._trees)
-
-
 class TreeValues:
     """Values from search trees; the trajectories that are learnt from are those the policy sampled from the prompt.
 
-    A sample's tree is grown by one rank, from the responses of all. Errors: those of ``Tree`` and ``Waves``.
+    A sample's tree is grown by one rank, from the responses of all of one window: no value of older weights is read,
+    and a window may be judged again. Errors: those of ``Tree`` and ``Waves``.
     """
 
     def __init__(self, rules: SearchRules, budget: SearchBudget, splitter: Splitter) -> None:
-        self.forest = Forest(rules)
-        self.budget, self.splitter = budget, splitter
+        self.rules, self.budget, self.splitter = rules, budget, splitter
+        self.trees: dict[int, Tree] = {}
+        """Those of this rank, of the window that was judged last, by sample."""
 
     def values_of(self, trajectories: Sequence[Trajectory], cuts: Sequence[Cuts], waves: Waves) -> list[Valued]:
         """As the contract."""
@@ -72,6 +52,7 @@ class TreeValues:
         ]
         walks = [walk for part in ranks.gather(mine) for walk in part]
         trees, paths = self._plant(walks, ranks.rank, ranks.learner_world_size)
+        self.trees = trees
         for _ in range(self.budget.num_rounds):
             self._grow(list(trees.values()), waves)
         self._top_up(paths, trees, waves)
@@ -89,7 +70,8 @@ class TreeValues:
         paths: dict[Owner, list[Node]] = {}
         for walk in walks:
             if (sample_id := walk.trajectory.sample.sample_id) in mine:
-                trees[sample_id] = self.forest.tree_of(walk.trajectory)
+                if sample_id not in trees:
+                    trees[sample_id] = Tree(state_at(walk.trajectory, 0), self.rules)
                 paths[walk.owner] = trees[sample_id].add(walk.trajectory, walk.cuts, owner=walk.owner)
         return trees, paths
 

@@ -9,7 +9,7 @@ from rollmatch.environments.trajectory import State, Trajectory
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.grpo.reward import Reward, judge_all
-from rollmatch.objectives.protocol import ObjectiveContext
+from rollmatch.objectives.protocol import GenerationContext
 from rollmatch.records import Rollout, RolloutRequest, Sample
 
 
@@ -80,7 +80,7 @@ def _unpaid(state: State, rollout: Rollout) -> Trajectory:
 class SingleTurn:
     """Continues from the middle of a response, by the rule that sampled it; a ``Continuer``."""
 
-    def __init__(self, rewards: RewardRules, context: ObjectiveContext, *, logprobs: bool) -> None:
+    def __init__(self, rewards: RewardRules, context: GenerationContext, *, logprobs: bool) -> None:
         self.rewards, self.context = rewards, context
         self.decoding = replace(context.decoding, logprobs=logprobs)
         self.max_new_tokens = context.decoding.max_new_tokens
