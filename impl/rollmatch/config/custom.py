@@ -187,7 +187,7 @@ class TeacherConfig(Section):
 
     base_url: BaseUrl | None = None
     """URL prefix of a stock vllm serve or of rollmatch serve, such as http://127.0.0.1:8000, with max_logprobs of at
-    least top_k. Needs decoding.temperature 1, and samples without images."""
+    least top_k. Needs decoding.temperature 1; of images, vLLM 0.28 or newer, from 0.30 on with --enable-scale-out."""
     timeout_s: Positive = 240.0
     """Longest call of base_url; it is repeated for as long, too, while the server is busy or away. Unit: seconds."""
     model: Text | None = None
