@@ -8,6 +8,7 @@ import torch
 
 from conformance.doubles.attached import WEIGHTS, dying, events_of, failing, restarting
 from conformance.doubles.digits import load_digits, tokens_of
+from conformance.doubles.native_double import Refused
 from conformance.doubles.prompts import GREEDY, STOP, requests_of
 from conformance.doubles.refusals import refused
 from rollmatch.dialects.http import CallTimeout, ServerRefused, TransportFailed
@@ -159,6 +160,26 @@ def test_a_busy_server_and_a_closed_connection_cost_a_pause_and_are_announced(at
     assert all(4 < event["left_s"] <= 5 for event in noted)
     warned = [record for record in caplog.records if record.name == "rollmatch.rollout"]
     assert [record.levelname for record in warned if "attempt" in record.getMessage()] == 2 * ["WARNING"]
+
+
+@pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#13"])
+@pytest.mark.parametrize("code", ["call-too-large", "body-too-large"])
+def test_a_call_that_is_too_large_is_made_in_halves(attached, code):
+    double, backend, source = attached
+    infer, undisturbed = double.infer, tokens_of(source.generate(requests_of(5), GREEDY))
+    most = [2, 0]
+
+    def call(body):
+        if len(body["requests"]) > most[0]:
+            raise Refused(code)
+        return infer(body)
+
+    double.infer = call
+    assert tokens_of(source.generate(requests_of(5), GREEDY)) == undisturbed
+    assert events_of(backend, "called")[-1]["num_splits"] == 2
+    most.pop(0)
+    with refused(code):
+        source.generate(requests_of(1), GREEDY)
 
 
 @pytest.mark.scenario(

@@ -43,6 +43,8 @@ GO_WITHOUT = (
 CONTROL_TIMEOUT_S, HEALTH_TIMEOUT_S = 60.0, 10.0
 CACHES = ("/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache")
 """What forgets what older weights have computed."""
+TOO_LARGE = ("call-too-large", "body-too-large")
+"""Codes of our servers for calls whose halves they may take."""
 _POLL_S = 0.25
 
 
@@ -186,7 +188,8 @@ class RolloutServer:
             remedy = "Raise vllm.server.infer_timeout_s, or request less at a time."
             raise InferTimeout(text, key=self.base_url, remedy=remedy) from error
         except RolloutError as error:
-            raise _with_span(error, self.base_url, span, start) from error
+            if error.code not in TOO_LARGE or len(prompts) == 1:
+                raise _with_span(error, self.base_url, span, start) from error
         middle = (len(prompts) + 1) // 2
         log.num_splits += 1
         first = self.infer(prompts[:middle], sampling, start=start, log=log)
