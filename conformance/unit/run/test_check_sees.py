@@ -39,6 +39,11 @@ def counts(answer, sample):
 
 def right(answer, sample):
     return float(answer == sample.metadata["answer"])
+
+def limits_time(answer, sample):
+    import signal
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    return 0.0
 """
 GRPO = """
 model: {model: m}
@@ -51,6 +56,11 @@ custom:
     rollout_matching: {max_new_tokens: 8, rollout_backend: hf, decoding: {temperature: 1.0}}
 training: {output_dir: out, max_steps: 2, per_device_train_batch_size: 2, report_to: none}
 """
+SERVED = (
+    *("custom.extra.rollout_matching.overlap=ahead", "custom.extra.rollout_matching.rollout_backend=vllm"),
+    *("custom.extra.rollout_matching.vllm.mode=server", "custom.extra.rollout_matching.vllm.server.group_port=51216"),
+    "custom.extra.rollout_matching.vllm.server.base_url=http://127.0.0.1:8000",
+)
 
 
 @pytest.fixture
@@ -104,6 +114,18 @@ def test_a_reward_that_does_not_fit_the_data_is_called_and_refused(task, capsys)
     ):
         assert part in said
     assert "the metadata of this sample has answer" in said
+
+
+@pytest.mark.scenario(clauses=["prefetch/values-are-sampled-before-weights-change#5"])
+def test_a_reward_that_needs_the_main_thread_is_refused_where_values_are_made_in_another(task, capsys):
+    ahead = ["custom.trainer_variant=vineppo", "training.packing=false", *SERVED]
+    said = refusal(capsys, *ahead, of("right", "limits_time"))
+    assert "1 problem\n" in said
+    assert "[reward-fails] custom.extra.grpo.rewards: limits_time works in the main thread alone: ValueError" in said
+    assert "Set its processes to 1" in said
+    workers = "custom.extra.grpo.rewards=[{function: 'my_rewards_51:limits_time', processes: 1}]"
+    assert check(capsys, *ahead, workers)[0] == 0
+    assert check(capsys, *ahead, "custom.extra.rollout_matching.overlap=off", of("limits_time"))[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,12 @@ def num_windows_ahead(config: RunConfig) -> int:
     return windows_of_staleness(config) - config.custom.extra.rollout_matching.late_windows
 
 
+def judges_ahead(config: RunConfig) -> bool:
+    """Whether values of a window are made while the learner learns from another one."""
+    is_judged = config.custom.trainer_variant.startswith("vineppo")
+    return is_judged and config.custom.extra.rollout_matching.overlap == "ahead"
+
+
 def windows_of_staleness(config: RunConfig) -> int:
     """Windows between a request and learning that max_staleness allows.
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rollmatch.config.custom import GrpoConfig
-from rollmatch.config.effective import has_policy_gradient, steps_per_window, windows_of_staleness
+from rollmatch.config.effective import has_policy_gradient, judges_ahead, steps_per_window, windows_of_staleness
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.schema import Rule, RunConfig
 from rollmatch.config.servers import uses_servers
@@ -284,7 +284,7 @@ def _overlap_variant(config: RunConfig) -> Iterator[ConfigError]:
 def _values_ahead(config: RunConfig) -> Iterator[ConfigError]:
     """A window's values are of the weights that wrote it: it is written and judged between two syncs."""
     rules, variant = config.custom.extra.rollout_matching, config.custom.trainer_variant
-    if rules.overlap == "off" or not variant.startswith("vineppo"):
+    if not judges_ahead(config):
         return
     if rules.vllm.sync.in_flight != "wait":
         problem = f"is {rules.vllm.sync.in_flight}, but values of {variant} are of the weights that wrote the response"

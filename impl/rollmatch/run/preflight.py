@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from difflib import get_close_matches
 from functools import partial
@@ -14,7 +15,7 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rollmatch.config import RunConfig, check_files
+from rollmatch.config import RunConfig, check_files, effective
 from rollmatch.config.objective_rules import find_sampling_bias
 from rollmatch.config.training import TrainingConfig
 from rollmatch.data import BadSamples
@@ -76,7 +77,7 @@ def load_checked(
     if errors:
         raise ErrorList(errors)
     train, val = (with_first_observations(config, part) for part in samples)
-    _try_rewards(rewards, train, warn, max_steps=config.training.max_steps)
+    _try_rewards(config, rewards, train, warn)
     if (bias := find_sampling_bias(config)) is not None:
         warn(bias)
     if config.custom.is_evaluated and origin_of(config.custom, "val") == origin_of(config.custom, "train"):
@@ -85,26 +86,37 @@ def load_checked(
 
 
 def _try_rewards(
-    rewards: Sequence[Reward], samples: Sequence[Sample], warn: Callable[[str], object], *, max_steps: int
+    config: RunConfig, rewards: Sequence[Reward], samples: Sequence[Sample], warn: Callable[[str], object]
 ) -> None:
     """Call each reward function for two completions; an error that may be due to the answer is a warning.
 
     Errors: ``ErrorList`` of ``reward-fails``.
     """
+    key = "custom.extra.grpo.rewards"
     if not (rewards and samples):
         return
     with loading():
         from transformers import TrainerState
     errors: list[RollmatchError] = []
-    for name, error in try_out(rewards, samples[0], TrainerState(max_steps=max_steps)):
+    state = TrainerState(max_steps=config.training.max_steps)
+    failed = try_out(rewards, samples[0], state)
+    for name, error in failed:
         what = error.problem if isinstance(error, TargetError) else f"raised {kind_and_text(error)}"
         problem = f"{name} on {samples[0].origin} {what}"
         if is_of_function(error):
             columns = ", ".join(samples[0].metadata) or "nothing"
             remedy = f"Correct the function, or the data; the metadata of this sample has {columns}."
-            errors.append(ConfigError(problem, code="reward-fails", key="custom.extra.grpo.rewards", remedy=remedy))
+            errors.append(ConfigError(problem, code="reward-fails", key=key, remedy=remedy))
         else:
             warn(problem)
+    if effective.judges_ahead(config):
+        left = [one for one in rewards if one.call.processes is None and one.name not in dict(failed)]
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(try_out, left, samples[0], state).result()
+        for name, error in found:
+            problem = f"{name} works in the main thread alone: {kind_and_text(error)}"
+            remedy = "Set its processes to 1, or overlap to off: with ahead, values are made in another thread."
+            errors.append(ConfigError(problem, code="reward-fails", key=key, remedy=remedy))
     if errors:
         raise ErrorList(errors)
 
