@@ -17,7 +17,7 @@ from conformance.doubles.started import cli_command, finish, journal_of
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.weights.named_weights import adapter_of
 
-pytestmark = [pytest.mark.engine, pytest.mark.wide]
+pytestmark = [pytest.mark.engine, pytest.mark.wide, pytest.mark.fp8]
 QUANTIZED = ENGINE | {"quantization": "fp8_per_channel"}
 ARITHMETIC = ROOT / "fixtures/arithmetic/grpo.yaml"
 WAYS = (
