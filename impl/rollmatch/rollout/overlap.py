@@ -155,13 +155,16 @@ class Ahead:
             source.journal.write("asked_again", step=step, num_rollouts=again[source.ranks.rank], by_rank=again)
         return generated[0]
 
-    def min_version(self, step: int, step_of: Mapping[int, int]) -> int:
+    def min_version(self, step: int, step_of: Mapping[int, int], *, max_staleness: int | None = None) -> int:
         """The oldest version that may be learnt from at ``step``; ``step_of``: version -> the step it was sent at.
+
+        ``max_staleness``: None is that of the run.
 
         >>> Ahead(None, None, max_staleness=1, lead=1).min_version(7, {3: 5, 4: 6, 5: 7, 6: 7})
         4
         """
-        return min(version for version, sent_at in step_of.items() if sent_at >= step - self.max_staleness)
+        oldest = step - (self.max_staleness if max_staleness is None else max_staleness)
+        return min(version for version, sent_at in step_of.items() if sent_at >= oldest)
 
     def wait_for_next(self) -> None:
         """Wait until the next window is complete, so that a sync does not change its weights half-way.
@@ -186,10 +189,9 @@ class Ahead:
                 requests = make_requests(window.samples, window.step)
                 self.prefetch.submit(window.step, requests)
         step, early = windows[0].step, self.early
-        oldest = self.min_version(step, step_of)
-        if early is not None and early.is_lost(step):
-            oldest = min(version for version, sent_at in step_of.items() if sent_at == step)
-        rollouts, num_again = self.prefetch.collect(step, min_version=oldest)
+        max_staleness = 0 if early is not None and early.is_lost(step) else None
+        min_version = self.min_version(step, step_of, max_staleness=max_staleness)
+        rollouts, num_again = self.prefetch.collect(step, min_version=min_version)
         ages = Counter(step - step_of[rollout.policy_version] for rollout in rollouts)
         generated = GeneratedWindow(rollouts=rollouts, staleness=dict(sorted(ages.items())))
         if early is not None:

@@ -110,7 +110,8 @@ def _try_rewards(
         else:
             warn(problem)
     if effective.judges_ahead(config):
-        left = [one for one in rewards if one.call.processes is None and one.name not in dict(failed)]
+        names = {name for name, _ in failed}
+        left = [one for one in rewards if one.call.processes is None and one.name not in names]
         with ThreadPoolExecutor(1) as pool:
             found = pool.submit(try_out, left, samples[0], state).result()
         for name, error in found:

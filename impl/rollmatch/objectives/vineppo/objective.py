@@ -62,13 +62,16 @@ class JudgedWindow:
 
     made: list[Trajectory]
     """One per rollout."""
-    trajectories: list[Trajectory]
-    """Those whose environment did not fail."""
     cuts: list[Cuts]
     valued: list[Valued]
     """As ``cuts``, of each of ``trajectories``."""
     num_continuations: int
     continuation_tokens: int
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Those whose environment did not fail."""
+        return [one for one in self.made if not one.failure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +144,6 @@ class VinePpoObjective(PolicyGradient):
         valued = self.valuer.values_of(trajectories, cuts, waves)
         return JudgedWindow(
             made=made,
-            trajectories=trajectories,
             cuts=cuts,
             valued=valued,
             num_continuations=counted.num_continuations,
