@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -9,7 +10,8 @@ import responses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.doubles.learner_side import URL, server_of
+from conformance.doubles.learner_side import TEMPLATE, URL, server_of
+from conformance.doubles.records import make_request
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import RULES, prompts
 from rollmatch.data.ids import pack_ids
@@ -17,6 +19,9 @@ from rollmatch.dialects.dialect import find_routes, name_dialect
 from rollmatch.dialects.http import HttpServer
 from rollmatch.dialects.prompt import Prompt
 from rollmatch.dialects.session import SIGNS, ClientSettings, RolloutServer
+from rollmatch.ranks import Ranks
+from rollmatch.rollout.backend import Decoding
+from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.server.payloads import InferBatch
 
 F1 = ("/health/", "/get_world_size/", "/init_communicator/")
@@ -211,3 +216,43 @@ def test_a_stock_server_gets_one_call_per_prompt():
     (pictured,) = [body for body in sent if "messages" in body]
     assert pictured["messages"][1]["content"][0]["image_url"] == {"url": "data:image/png;base64,cG5n"}
     assert pictured["return_token_ids"] is True
+
+
+CHOICE = {"token_ids": [4, 4], "finish_reason": "length"}
+CUT = {
+    "native": (
+        "/native/infer/",
+        native_answer([native_entry(0, response_token_ids=pack_ids([4, 4]), finish_reason="length")]),
+    ),
+    "swift": ("/infer/", {"json": [{"prompt_token_ids": [1, 0], "choices": [CHOICE]}]}),
+    "trl": ("/generate/", {"json": {"prompt_ids": [[1, 0]], "completion_ids": [[4, 4]]}}),
+    "vllm": ("/v1/completions/", {"json": {"choices": [CHOICE | {"prompt_token_ids": [1, 0]}]}}),
+}
+"""Answers of two ids to a prompt of two, which no stop token ends."""
+
+
+@pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#14,15"])
+@pytest.mark.parametrize("dialect", CUT)
+@pytest.mark.parametrize(
+    ("held", "problem", "remedy"),
+    [
+        (None, "does not state how many it holds", "If it holds 4 tokens: Serve with a max_model_len of at least 6"),
+        (64, "4 of 64 tokens", "set max_new_tokens of this run to 2"),
+        (4, "the server holds 4", "Serve with a max_model_len of at least 6"),
+    ],
+)
+@responses.activate
+def test_a_response_that_a_limit_of_the_server_has_cut_is_refused(dialect, held, problem, remedy):
+    route, answer = CUT[dialect]
+    responses.post(URL + route, **answer)
+    responses.get(f"{URL}/health/", json={"status": "ok", "policy_version": 3})
+    responses.get(f"{URL}/v1/models", json={"data": [{"id": "m", "max_model_len": held}]})
+    server, request = server_of(dialect), make_request(prompt_token_ids=(1, 0))
+    server.routes = {} if held is None else {"/v1/models": "/v1/models"}
+    backend = VllmServerBackend([server], TEMPLATE, Ranks(), sender=None)
+    backend.members.instances = {}
+    for limits in ({}, {"max_new_tokens": 4}):
+        with refused("response-cut-short", URL, problem=problem, remedy=remedy):
+            backend.generate([replace(request, **limits)], Decoding(max_new_tokens=4 if not limits else 8))
+    (rollout,) = backend.generate([request], Decoding(max_new_tokens=2))
+    assert (rollout.num_tokens, rollout.finish_reason) == (2, "length")

@@ -27,6 +27,7 @@ from conformance.doubles.learner_side import connected, rendezvous
 from conformance.doubles.logprobs import TOLERANCE, farthest_apart
 from conformance.doubles.one_step import take_steps
 from conformance.doubles.processes import Running, start
+from conformance.doubles.refusals import refused
 from rollmatch.dialects.logprobs import QUESTION, check_logprobs
 from rollmatch.dialects.vllm import transports
 from rollmatch.errors import RollmatchError
@@ -81,11 +82,13 @@ pytestmark = pytest.mark.engine
 AS_SAMPLED = ("--logprobs-mode", "processed_logprobs")
 SHAPES = {"min_p": 0.3, "presence_penalty": 0.5, "frequency_penalty": 0.5, "top_k": 3, "repetition_penalty": 1.3}
 """What a model's generation_config.json may hold, and a server then does unless a request says otherwise."""
+LONGEST = 50
+"""Tokens of a response: what a request asks for beyond them the server leaves out, and says so nowhere."""
 
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
-    flags = (*AS_SAMPLED, "--override-generation-config", json.dumps(SHAPES))
+    flags = (*AS_SAMPLED, "--override-generation-config", json.dumps(SHAPES | {"max_new_tokens": LONGEST}))
     with stock_server(tmp_path_factory.mktemp("stock"), *flags) as url:
         yield url
 
@@ -129,6 +132,15 @@ def test_what_its_chat_template_would_write_otherwise_goes_as_ids(backend, polic
     assert whole.response_token_ids == same.response_token_ids
     (rest,) = backend.generate([replace(plain, prefix_token_ids=whole.response_token_ids[:3])], BRIEF)
     assert rest.response_token_ids[:9] == whole.response_token_ids[3:12]
+
+
+@pytest.mark.scenario("server-dialects/a-stock-server-with-a-lower-limit-is-refused-at-its-first-cut-response")
+def test_a_limit_of_the_server_is_found_by_the_first_response_that_it_cuts(backend, policies, scene_requests):
+    backend.push(policies[0].weights.items(), version=backend.policy_version + 1)
+    rollouts = backend.generate(scene_requests, Decoding(max_new_tokens=LONGEST))
+    assert "length" in {rollout.finish_reason for rollout in rollouts}
+    with refused("response-cut-short", backend.servers[0].base_url, problem=f"a response of {LONGEST} tokens"):
+        backend.generate(scene_requests, Decoding(max_new_tokens=LONGEST + 1))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

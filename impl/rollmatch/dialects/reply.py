@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, NotRequired, TypedDict, TypeVar
 
 import msgspec
 
@@ -28,6 +28,21 @@ class Health(TypedDict, total=False):
     gpus: list[str] | None
     progress: float | None
     calls: dict[str, float]
+
+
+MODELS = "/v1/models"
+"""Route of OpenAI's, where vLLM says what it serves."""
+
+
+class _ServedModel(TypedDict):
+    id: str
+    max_model_len: NotRequired[Annotated[int, msgspec.Meta(ge=1)] | None]
+
+
+class ServedModels(TypedDict):
+    """What ``MODELS`` answers."""
+
+    data: Annotated[list[_ServedModel], msgspec.Meta(min_length=1)]
 
 
 def read_as(kind: type[Read], body: object, *, route: str, base_url: str) -> Read:

@@ -25,7 +25,7 @@ from rollmatch.dialects.http import (
 )
 from rollmatch.dialects.native.client import NativeDialect
 from rollmatch.dialects.prompt import CallLog, Prompt, Reply, SamplingRules
-from rollmatch.dialects.reply import Health, Read, health_of, read_as
+from rollmatch.dialects.reply import MODELS, Health, Read, ServedModels, health_of, read_as
 from rollmatch.dialects.swift.client import SwiftDialect
 from rollmatch.dialects.trl.client import TrlDialect
 from rollmatch.dialects.vllm.client import VllmDialect
@@ -132,6 +132,12 @@ class RolloutServer:
             return health.get("instance", "")
         about = self.get("/weight_info", dict[str, object], timeout_s=HEALTH_TIMEOUT_S)
         return str(about.get("weight_version", ""))
+
+    def max_model_len(self) -> int | None:
+        """Most tokens of prompt and response together; None where the server does not say. Errors: those of ``get``."""
+        if MODELS not in self.routes:
+            return None
+        return self.get(MODELS, ServedModels, timeout_s=HEALTH_TIMEOUT_S)["data"][0].get("max_model_len")
 
     def path_of(self, route: str, query: str = "") -> str:
         """A route as this server writes it: with a slash at its end unless its list of routes has none."""

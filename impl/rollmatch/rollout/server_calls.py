@@ -81,7 +81,8 @@ class ServerCalls:
     ) -> list[Reply]:
         """Replies to the chunk's ``requests`` by the weights of ``version``, and of newer ones with ``keep``, in order.
 
-        Errors also: ``ServerRestarted``, ``ServerLost``, ``reply-out-of-range``, ``policy-version-mismatch``.
+        Errors also: ``ServerRestarted``, ``ServerLost``, ``reply-out-of-range``, ``response-cut-short``,
+        ``policy-version-mismatch``.
         """
         server = self.members.servers[chunk.server_index]
         if self.members.has_left(chunk.server_index):  # between two turns of an episode
@@ -94,9 +95,10 @@ class ServerCalls:
         def call() -> list[Reply]:
             replies = server.infer(prompts, sampling, start=chunk.start, log=log)
             log.note_replies(replies)
-            for reply in replies:
+            for prompt, reply in zip(prompts, replies, strict=True):
                 _check_versions(server, reply, version, self.newest_version if self.keep else version)
                 self.rules.check(reply, server.base_url, max_tokens=sampling.max_tokens)
+                _check_uncut(server, reply, sampling.max_tokens if prompt.max_tokens is None else prompt.max_tokens)
             return replies
 
         def failed(error: RolloutError, pause: Pause | None) -> None:
@@ -201,3 +203,28 @@ def _check_versions(server: RolloutServer, reply: Reply, oldest: int, newest: in
             key=server.base_url,
             remedy="It was started again, or another learner writes to it; resume the run with servers of its own.",
         )
+
+
+def _check_uncut(server: RolloutServer, reply: Reply, max_tokens: int) -> None:
+    """Raise ``response-cut-short`` for a response that a limit of the server ended before ``max_tokens`` were written.
+
+    TRL's servers do not say why a response ended: there it is one without a stop token.
+    """
+    num, num_prompt = len(reply.response_token_ids), len(reply.prompt_token_ids)
+    if reply.finish_reason != "length" or num >= max_tokens:
+        return
+    held = server.max_model_len()
+    problem = f"{server.base_url} cut a response of {num} tokens where {max_tokens} were requested"
+    longer = f"Serve with a max_model_len of at least {num_prompt + max_tokens}."
+    default = (
+        "Start the server without max_new_tokens in its generation config (vllm serve: --override-generation-config, "
+        f"--generation-config), or set max_new_tokens of this run to {num}."
+    )
+    if held is None:
+        problem += f"; its prompt has {num_prompt} tokens, and the server does not state how many it holds"
+        remedy = f"{default} If it holds {num_prompt + num} tokens: {longer}"
+    elif num_prompt + num < held:
+        problem, remedy = f"{problem}; prompt and response have {num_prompt + num} of {held} tokens", default
+    else:
+        problem, remedy = f"{problem}; its prompt has {num_prompt} tokens, and the server holds {held}", longer
+    raise RolloutError(problem, code="response-cut-short", key=server.base_url, remedy=remedy)

@@ -7,12 +7,10 @@ some go to ``/inference/v1/generate``, which vLLM 0.28 and newer have, from 0.30
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, log
-from typing import Annotated, NotRequired, TypedDict
-
-import msgspec
+from typing import TypedDict
 
 from rollmatch.dialects.http import HttpServer, ReplyMalformed
-from rollmatch.dialects.reply import read_as
+from rollmatch.dialects.reply import MODELS, ServedModels, read_as
 from rollmatch.dialects.swift.client import data_url
 from rollmatch.records import Teaching
 
@@ -24,15 +22,6 @@ LEAST_REST = 1e-7
 """Probability that the ids which are not excluded have together, at least."""
 CHUNK_LEN = 512
 """Ids whose text is compared by one call."""
-
-
-class _Model(TypedDict):
-    id: str
-    max_model_len: NotRequired[Annotated[int, msgspec.Meta(ge=1)] | None]
-
-
-class _Models(TypedDict):
-    data: Annotated[list[_Model], msgspec.Meta(min_length=1)]
 
 
 class _Text(TypedDict):
@@ -63,8 +52,8 @@ class TeacherServer:
 
     def model(self) -> tuple[str, int | None]:
         """Name of the served model, and its longest sequence in tokens. Errors: those of ``HttpServer.get``."""
-        body = self.http.get("/v1/models", timeout_s=LOOK_S).body
-        entry = read_as(_Models, body, route="/v1/models", base_url=self.base_url)["data"][0]
+        body = self.http.get(MODELS, timeout_s=LOOK_S).body
+        entry = read_as(ServedModels, body, route=MODELS, base_url=self.base_url)["data"][0]
         self._model = entry["id"]
         return self._model, entry.get("max_model_len")
 
