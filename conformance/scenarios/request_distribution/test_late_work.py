@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from conformance.doubles.native_double import NativeDouble, serving
 from conformance.doubles.prefetching import GREEDY, requests_of, until
 from conformance.doubles.prompts import TEMPLATE
+from conformance.oracle.plan import chunks
 from rollmatch.dialects.calls import run_all
 from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
+from rollmatch.rollout.members import ServerMembers
 from rollmatch.rollout.prefetch import Prefetch, PrefetchRules
 from rollmatch.rollout.servers import VllmServerBackend
-from rollmatch.rollout.work_items import WorkItem, cut_chunks, cut_work_items, next_work_item
+from rollmatch.rollout.work_items import WorkItem, cut_work_items, next_work_item
 
 NUM_REQUESTS, PIECES = 16, 4
 LOTS = st.lists(
@@ -159,14 +161,21 @@ def test_a_share_that_is_not_cut_stays_with_its_server(make_run):
     assert len(run.prefetch.collect(0, min_version=1)[0]) == NUM_REQUESTS
 
 
-REQUESTS, SERVERS = st.integers(0, 300), st.integers(1, 20)
-
-
-@given(REQUESTS, SERVERS)
-def test_chunks_follow_the_formula(num_requests, num_servers):
-    size = (num_requests + num_servers - 1) // num_servers
-    expected = [list(range(num_requests))[size * i : size * (i + 1)] for i in range(num_servers)]
-    chunks = cut_chunks(num_requests, num_servers, first=0)
-    assert [list(range(c.start, c.stop)) for c in chunks] == [part for part in expected if part]
-    assert [c.server_index for c in chunks] == [i for i, part in enumerate(expected) if part]
-    assert [item for c in chunks for item in c.of(range(num_requests))] == list(range(num_requests))
+@given(st.data(), st.integers(0, 40), st.integers(1, 5), st.integers(1, 5))
+def test_each_rank_cuts_its_requests_for_the_servers_that_are_left(data, num_requests, num_servers, num_ranks):
+    """Whoever is lost for a while or gone for good; what a lost server had is cut again, from where it began."""
+    some = st.sets(st.integers(0, num_servers - 1), max_size=num_servers - 1)
+    lost, start = data.draw(some, "lost"), data.draw(st.integers(0, 9), "start")
+    gone = data.draw(st.sets(st.sampled_from(sorted(lost)))) if lost else set()
+    for rank in range(num_ranks):
+        members = ServerMembers([None] * num_servers, Ranks(rank=rank, learner_world_size=num_ranks))
+        members.min_servers = 1
+        for server in gone:
+            members.remove(server)
+        members.agree_on(lost)
+        present = [server for server in range(num_servers) if server not in lost]
+        expected = [
+            (present[place], start + first, start + last)
+            for first, last, place in chunks(num_requests, len(present), rank, num_ranks)
+        ]
+        assert members.cut(num_requests, start=start) == expected

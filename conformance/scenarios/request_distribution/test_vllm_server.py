@@ -135,20 +135,6 @@ def test_a_server_that_has_left_is_not_lost_on_the_word_of_a_rank_that_has_not_h
     assert (members.lost, members.present, members.find_returned()) == ({2}, (1,), {2})
 
 
-def test_ranks_go_on_beginning_at_other_servers_when_one_is_lost(make_backend, doubles):
-    """3 servers, the first one lost: rank 0 begins with server 1 and rank 1, half of two further on, with server 2."""
-    for rank, order in enumerate([(1, 2), (2, 1)]):
-        for double in doubles:
-            double.calls = []
-        backend, requests = make_backend(rank=rank), requests_of(4)
-        backend.members.min_servers = 1
-        backend.members.agree_on({0})
-        backend.generate(requests, GREEDY)
-        halves = [[request.request_id for request in half] for half in (requests[:2], requests[2:])]
-        assert [asked(doubles[place]) for place in order] == [[half] for half in halves]
-        assert not asked(doubles[0])
-
-
 def test_episodes_of_a_server_that_has_left_are_spread_over_the_others(make_backend, doubles):
     backend, requests = make_backend(), requests_of(6)
     turns = backend.open_turns(6, GREEDY)
@@ -180,6 +166,14 @@ def test_the_last_server_may_answer_first(make_backend, doubles):
         "trimmed at the stop"
     )
     assert {rollout.policy_version for rollout in rollouts} == {1}
+
+
+def test_a_limit_of_one_request_ends_its_response_whatever_the_server_writes(make_backend):
+    """As servers do whose calls have one limit: that of the longest response."""
+    short, long = requests_of(2)
+    rollouts = make_backend().generate([replace(short, max_new_tokens=1), long], GREEDY)
+    ends = [(one.response_token_ids, one.finish_reason) for one in rollouts]
+    assert ends == [((100,), "length"), ((101, 5), "stop")]
 
 
 def test_a_response_that_another_token_has_ended_was_not_stopped(make_backend):

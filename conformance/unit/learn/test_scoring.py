@@ -1,10 +1,15 @@
 """A loss in the place of the output head: the same loss, within the model's own forward pass."""
 
+import random
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from conformance.doubles.loss_cases import RULES, ScoringSupervisor
 from conformance.doubles.models import TOLERANCE
+from conformance.doubles.records import segment_with
 from conformance.doubles.segments import make_segment
 from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from rollmatch.learn.balance import PassSize
@@ -77,11 +82,29 @@ class Whole(torch.nn.Module):
         return self.inner(**inputs)
 
 
-def test_a_model_that_makes_all_logits_has_the_same_log_probabilities():
-    model, segments = make_tiny_qwen3(), [make_segment(seed, num_images=0)[0] for seed in range(3)]
-    found, expected = (
-        score_segments(one, segments, lambda sample: NO_IMAGES, logprobs=logprobs_of, size=PassSize(segments=2))
-        for one in (Whole(model), model)
+def one_by_one(model, segment):
+    """Of a segment alone, in the plainest way."""
+    ids = torch.tensor([segment.token_ids])
+    rows = model(input_ids=ids).logits[0].log_softmax(-1)
+    return [rows[place - 1, ids[0, place]].item() for place in range(segment.prompt_len, len(ids[0]))]
+
+
+LENGTHS = st.tuples(st.integers(1, 9), st.integers(1, 9))
+MODEL = make_tiny_qwen3()
+
+
+@pytest.mark.parametrize("model", [MODEL, Whole(MODEL)])
+@given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 4))
+@settings(max_examples=40, deadline=None)
+def test_log_probabilities_do_not_depend_on_what_a_segment_is_padded_with(model, lengths, size):
+    """Prompts and targets of any lengths, in any order; also by a model that makes all logits."""
+    ids = random.Random(len(lengths))
+    segments = [
+        segment_with(tuple(ids.choices(range(100), k=prompt + target)), prompt_len=prompt) for prompt, target in lengths
+    ]
+    found = score_segments(
+        model, segments, lambda sample: NO_IMAGES, logprobs=logprobs_of, size=PassSize(segments=size)
     )
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours == pytest.approx(theirs, abs=TOLERANCE)
+    with torch.no_grad():
+        for segment, ours in zip(segments, found, strict=True):
+            assert ours == pytest.approx(one_by_one(MODEL, segment), abs=TOLERANCE)

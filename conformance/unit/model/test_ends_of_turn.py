@@ -31,9 +31,9 @@ SMALL = {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20, "max_num_seqs
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory):
-    """Its end of turn is in no configuration, as that of Qwen's base models; a third token is in generation_config."""
+    """Three ends, each named in one place: chat template (as of Qwen's base models), tokenizer, generation_config."""
     folder = tmp_path_factory.mktemp("talker") / "model"
-    return make_talker(folder, chains=CHAINS, generated=[EOS, CALL])
+    return make_talker(folder, chains=CHAINS, generated=[CALL])
 
 
 def check(backend, template):
@@ -111,8 +111,8 @@ def test_a_token_can_be_named_instead_and_a_wrong_one_is_refused(talker, tmp_pat
     tokenizer = load_tokenizer(folder)
     with pytest.warns(UserWarning, match=r"generation_config.json .* does not name <\|eot_id\|>"):
         talker_template(folder)
-    found, named = find_stops(tokenizer, folder), find_stops(tokenizer, folder, stop_token=EOS)
-    assert (found.token, found.is_generated, named.token, named.is_generated) == (END_OF_TURN, False, EOS, True)
+    found, named = find_stops(tokenizer, folder), find_stops(tokenizer, folder, stop_token=CALL)
+    assert (found.token, found.is_generated, named.token, named.is_generated) == (END_OF_TURN, False, CALL, True)
     with refused("stop-token-missing", "model.stop_token"):
         find_stops(tokenizer, folder, stop_token="<|no_such|>")
     (folder / "chat_template.jinja").unlink()

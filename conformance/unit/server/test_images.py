@@ -126,3 +126,11 @@ def test_a_model_s_own_values_stand_where_a_call_gives_none(tmp_path, written, r
     assert (made.max_tokens, made.temperature, made.top_p) == (7, read["temperature"], 0.5)
     with refused("sampling-value-invalid", "top_p"):
         make_sampling({"max_tokens": 7, "top_p": 1.5}, defaults=defaults)
+
+
+def test_what_a_call_gives_stands_before_the_servers_own_values_also_where_it_is_0():
+    """The greedy call of a model that recommends a temperature."""
+    chance = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
+    defaults = chance | {"presence_penalty": 0.5, "frequency_penalty": 0.5, "min_tokens": 2, "ignore_eos": True}
+    given = dict.fromkeys(defaults, 0) | {"top_p": 1.0, "repetition_penalty": 1.0, "ignore_eos": False}
+    assert make_sampling(given | {"max_tokens": 7}, defaults=defaults).model_dump(include=set(given)) == given
