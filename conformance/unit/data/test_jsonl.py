@@ -46,6 +46,17 @@ def test_lines_end_at_line_feeds_only(write, record):
     assert len(load_samples(path)) == 2
 
 
+def test_an_image_is_found_where_the_disk_finds_it(write, record):
+    """``sub/..`` is not the file's directory where ``sub`` is a link."""
+    path = write({**record, "images": ["sub/../imgs/a.png"]})
+    (path.parent / "elsewhere/deep").mkdir(parents=True)
+    (path.parent / "elsewhere/imgs").mkdir()
+    (path.parent / record["images"][0]).rename(path.parent / "elsewhere/imgs/a.png")
+    (path.parent / "sub").symlink_to(path.parent / "elsewhere/deep")
+    (sample,) = load_samples(path)
+    assert sample.images == (str(path.parent / "elsewhere/imgs/a.png"),)
+
+
 @pytest.mark.scenario("samples/an-empty-file-is-refused", clauses=["samples/bad-records-stop-a-run-before-training#5"])
 @pytest.mark.parametrize("content", [b"", b"\n", b" \n\n"])
 def test_an_empty_file_is_refused(tmp_path, content):

@@ -62,6 +62,16 @@ def test_servers_and_learner_name_the_same_addresses(path, hosts):
         assert pair_servers(server_section(config_of(typed))) == addresses
 
 
+def test_a_configuration_behind_a_link_is_the_one_that_nodes_read(tmp_path, monkeypatch):
+    """``sub/..`` is not the working directory where ``sub`` is a link."""
+    (tmp_path / "elsewhere/deep").mkdir(parents=True)
+    (tmp_path / "sub").symlink_to(tmp_path / "elsewhere/deep")
+    (tmp_path / "elsewhere/run.yaml").write_text(f"extends: {MATCHING}\n")
+    monkeypatch.chdir(tmp_path)
+    words = words_of("sub/../run.yaml", "10.0.0.1")
+    assert config_of(words.server(0, ())) == config_of(words_of(MATCHING, "10.0.0.1").server(0, ()))
+
+
 def test_ports_count_up_from_the_first_server_s_whose_url_may_name_none():
     section = "custom.extra.rollout_matching.vllm.server"
     urls, port = f"{section}.base_url=[http://127.0.0.1, http://127.0.0.1:9100]", f"{section}.group_port=[7000, 7100]"

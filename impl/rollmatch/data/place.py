@@ -22,8 +22,9 @@ class Place:
 
 
 def image_path(image: str, image_root: Path) -> str:
-    """The absolute path of an image."""
-    return os.path.abspath(os.path.join(image_root, image))  # a Path would take as long as the look at the disk
+    """The absolute path of an image; ``sub/..`` is another directory where ``sub`` is a link."""
+    path = os.path.join(image_root, image)
+    return os.path.realpath(path) if ".." in path.split(os.sep) else os.path.abspath(path)  # by far the faster one
 
 
 def is_side(value: object) -> bool:

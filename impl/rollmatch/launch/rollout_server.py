@@ -7,6 +7,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from rollmatch.config import RunConfig, effective, load_config
@@ -127,7 +128,7 @@ def make_settings(config: RunConfig, *, port: int, replicas: int, on_gpu: bool) 
         tensor_parallel_size=section.vllm_tensor_parallel_size,
         data_parallel_size=replicas,
         load_format=vllm.load_format,
-        image_roots=tuple(os.path.abspath(root) for root in section.image_roots),
+        image_roots=tuple(str(Path(root).absolute()) for root in section.image_roots),
         allowed_media_domains=section.allowed_media_domains,
         drain_s=section.drain_s,
         api_key=os.environ.get(KEY_VARIABLE) or None,

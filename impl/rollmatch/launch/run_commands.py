@@ -5,6 +5,7 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from rollmatch.config import RunConfig, load_config
@@ -87,7 +88,7 @@ class RunWords:
 
     def _shared(self, *more: str) -> list[str]:
         overrides = [*self.options.overrides, *self._addresses(), *more]
-        return [os.path.abspath(self.options.config), *(f"--set={override}" for override in overrides)]
+        return [str(Path(self.options.config).absolute()), *(f"--set={override}" for override in overrides)]
 
     def _ports(self, index: int) -> tuple[int, int]:
         """HTTP and group: the ones of the YAML's first server, and from there on, as one node may hold several."""
