@@ -19,6 +19,7 @@
 import argparse
 import hashlib
 import inspect
+import io
 import json
 import sys
 import tempfile
@@ -49,7 +50,7 @@ WeightedReward = Callable[..., object] | tuple[Callable[..., object], float]
 Config = Mapping[str, object] | str | Path
 """Keys, nested or dotted, or a YAML file."""
 Existing = Literal["refuse", "resume", "overwrite"]
-REWARDS = "custom.extra.grpo.rewards"
+REWARDS, TOOLS = "custom.extra.grpo.rewards", "custom.extra.environment.tools"
 
 
 class RewardNotImportable(ConfigError):
@@ -59,7 +60,7 @@ class RewardNotImportable(ConfigError):
 
 
 class RecordNotJson(DataError):
-    """A record holds something other than texts, numbers, lists and mappings; images are paths."""
+    """A record holds something other than texts, numbers, lists, mappings and pictures."""
 
     code = "record-not-json"
 
@@ -87,6 +88,7 @@ class GRPOTrainer:
         processing_class: object | None = None,
         callbacks: Sequence[object] | None = None,
         peft_config: object | None = None,
+        tools: Sequence[Callable[..., object]] | None = None,
         *,
         config: Config | None = None,
         use_vllm_server: bool = False,
@@ -101,7 +103,8 @@ class GRPOTrainer:
         ``args``: TRL's GRPOConfig; ``per_device_train_batch_size`` counts completions there, prompts in our keys.
         Its defaults are taken where neither ``args`` nor ``config`` is passed.
         ``config``: our keys, which win. ``peft_config``: a ``LoraConfig``. ``processing_class``: that of the model.
-        ``callbacks``: of transformers. ``use_vllm_server`` generates on one rollout server, which the arguments after
+        ``callbacks``: of transformers. ``tools``: functions that turns call.
+        ``use_vllm_server`` generates on one rollout server, which the arguments after
         it name, as on the command line. Errors: ``ConfigError`` with ``given-twice``, ``server-not-used``,
         ``argument-unknown``.
         """
@@ -124,6 +127,8 @@ class GRPOTrainer:
             tree = merge(tree, nested(keys_of_peft(peft_config)))
         if config is not None:
             tree = merge(tree, _tree_of(config))
+        if tools:
+            tree = _with_arguments(tree, {TOOLS: [name_of(one) for one in _as_list(tools, "tools")]})
         self.callbacks = [*_as_list(callbacks, "callbacks")]
         arguments = {"model.model": str(model), "custom.trainer_variant": self.variant}
         if use_vllm_server:
@@ -207,14 +212,18 @@ class GRPOTrainer:
             raise LaunchError(problem, code="nothing-to-evaluate", key="eval_dataset", remedy=remedy)
         return {f"eval_{name}": value for name, value in events[-1]["metrics"].items()}
 
-    def save_model(self, output_dir: str | Path | None = None) -> None:
+    def save_model(
+        self, output_dir: str | Path | None = None, *, dtype: str | None = None, adapter: bool = False
+    ) -> None:
         """Write the newest checkpoint as a model, as ``rollmatch export`` does; by default beside the run's files.
 
-        Errors: as there."""
+        ``dtype``: of the weights, by default that of the model which was trained. ``adapter``: the adapter alone, as
+        TRL writes it. Errors: as there."""
         from rollmatch.run.export import export
 
-        run, unset = self._checkpoint().parent, dict.fromkeys(("checkpoint", "dtype", "push"))
-        export(argparse.Namespace(run=run, out=Path(output_dir or run), **unset, adapter=False, verify=False))
+        run = self._checkpoint().parent
+        options = {"dtype": dtype, "adapter": adapter, "checkpoint": None, "push": None, "verify": False}
+        export(argparse.Namespace(run=run, out=Path(output_dir or run), **options))
 
     def _checkpoint(self) -> Path:
         """Errors: ``checkpoint-missing``, before training."""
@@ -354,14 +363,31 @@ def _line_of(row: Mapping[str, object], key: str) -> bytes:
     if not isinstance(row, Mapping):
         problem, remedy = f"is no mapping, but {row!r:.60}", "Give a list of records, such as [{'prompt': '1 + 1?'}]."
         raise RecordNotJson(problem, key=key, remedy=remedy)
+    if hasattr(row.get("image"), "save") and "images" not in row:  # TRL's column of one picture
+        row = {
+            "images" if name == "image" else name: [value] if name == "image" else value for name, value in row.items()
+        }
     try:
-        return f"{json.dumps(row, ensure_ascii=False)}\n".encode()
+        return f"{json.dumps(row, ensure_ascii=False, default=_path_of)}\n".encode()
     except (TypeError, ValueError) as error:  # also half a character, and a record that contains itself
-        remedy = "Give images as paths, or name the data set in custom.dataset, which reads images of a data set."
+        remedy = "Give images as paths or pictures of PIL, or name the data set in custom.dataset."
         raise RecordNotJson(str(error), key=key, remedy=remedy) from error
 
 
-def _with_arguments(tree: Tree, arguments: Mapping[str, str]) -> Tree:
+def _path_of(value: object) -> str:
+    """The file of a picture, which ``datasets`` decodes. Errors: ``TypeError``."""
+    from PIL import Image
+
+    from rollmatch.data.hub import cached_image
+
+    if not isinstance(value, Image.Image):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    written = io.BytesIO()
+    value.save(written, "PNG")
+    return cached_image(written.getvalue(), ".png")
+
+
+def _with_arguments(tree: Tree, arguments: Mapping[str, object]) -> Tree:
     """The tree with the arguments of a trainer. Errors: ``ConfigError`` with ``given-twice``."""
     for key, value in arguments.items():
         given = value_at(tree, key)

@@ -6,6 +6,7 @@ import shlex
 from typing import get_args
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -205,6 +206,16 @@ def test_what_differs_in_substance_is_listed_with_its_reason():
         ("trl", {"attn_implementation": "sdpa"}, "model.attn_impl", "sdpa", None),
         ("trl", {"lora_target_modules": ["q", "v"]}, "tuner.target_regex", r".*\.(q|v)", None),
         ("trl", {"max_prompt_length": 7, "max_completion_length": 5}, "global_max_length", 12, None),
+        (
+            "trl",
+            {"model_init_kwargs": {"dtype": torch.float32, "revision": None}},
+            "model.torch_dtype",
+            "float32",
+            None,
+        ),
+        ("trl", {"model_init_kwargs": '{"attn_implementation": "sdpa"}'}, "model.attn_impl", "sdpa", None),
+        ("trl", {"model_init_kwargs": {"device_map": "auto"}}, "model.revision", None, "model_init_kwargs.device_map"),
+        ("trl", {"max_tool_calling_iterations": 3}, "custom.extra.environment.max_turns", 4, None),
         ("swift", {"sleep_level": 2}, f"{MATCHING}.vllm.sleep_level", 1, None),
         ("swift", {"adapters": ["a"]}, "model.adapter", "a", None),
         ("swift", {"adapters": ["a", "b"]}, "model.adapter", None, "adapters"),
@@ -290,6 +301,11 @@ def test_what_trains_otherwise_is_not_made_a_run_of_grpo(tmp_path, monkeypatch, 
     (tmp_path / "dpo.yaml").write_text("{rlhf_type: dpo, model: m}")
     with refused("import-source-unreadable", "SOURCE", problem="only GRPO is imported"):
         read_source(command.split())
+
+
+def test_megatron_s_options_are_refused_though_one_names_a_script():
+    with refused("import-source-unreadable", "SOURCE", problem="Megatron", remedy="swift rlhf"):
+        read_source(["megatron", "rlhf", "--rlhf_type", "grpo", "--model", "M", "--external_plugins", "plugin.py"])
 
 
 @pytest.mark.parametrize("text", ["{model: {model: m}}", "{extends: base.yaml}", "{rollout: {max_new_tokens: 8}}"])

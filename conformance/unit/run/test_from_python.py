@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from peft import LoraConfig
+from PIL import Image
 from transformers import TrainerCallback
 
 from conformance.doubles.digits import ROOT
@@ -16,9 +18,11 @@ from conformance.doubles.refusals import refused
 from rollmatch import GRPOTrainer, VinePPOMCTSTrainer, VinePPOTrainer, train
 from rollmatch.config import load_config
 from rollmatch.config.layers import nested
+from rollmatch.environments.tools import load_tools
 from rollmatch.journal import read_journal
 from rollmatch.run.directory import JOURNAL
 
+PICTURE = Image.new("RGB", (8, 8), "red")
 DATA = [{"prompt": f"{one} + 5 =", "metadata": {"sum": one + 5}} for one in range(10, 14)]
 
 
@@ -256,6 +260,11 @@ def test_a_trainer_runs_by_args_peft_config_callbacks_and_functions_without_a_na
     assert trainer.evaluate()["eval_num_scenes"] == 1.0
     trainer.save_model(tmp_path / "saved")
     assert (tmp_path / "saved/model.safetensors").is_file()
+    trainer.save_model(tmp_path / "whole", dtype="float32")
+    half, whole = ((tmp_path / name / "model.safetensors").stat().st_size for name in ("saved", "whole"))
+    assert whole > 1.9 * half
+    trainer.save_model(tmp_path / "alone", adapter=True)
+    assert (tmp_path / "alone/adapter_model.safetensors").is_file()
     for place in (tmp_path / "run", None):  # as scripts of TRL end, and again
         trainer.save_model(place)
         assert (tmp_path / "run/model.safetensors").read_bytes() == (tmp_path / "saved/model.safetensors").read_bytes()
@@ -292,7 +301,7 @@ def test_arguments_without_a_counterpart_are_named(tmp_path, arguments, problem)
     ("name", "meant"),
     [
         *(("reward_func", "Did you mean reward_funcs?"), ("tokenizer", "Did you mean processing_class?")),
-        *(("dataset", "Did you mean train_dataset?"), ("tools", "'environment.tools'")),
+        *(("dataset", "Did you mean train_dataset?"), ("environment_factory", "reset, step, clone")),
     ],
 )
 def test_an_argument_by_another_name_is_answered_by_its_own(name, meant):
@@ -349,8 +358,43 @@ def test_a_model_is_named_once(tmp_path):
     GRPOTrainer(keys(tmp_path)["model"]["model"], right, train_dataset=DATA, config=keys(tmp_path))
 
 
-def test_a_picture_in_a_record_is_refused_by_row(tmp_path):
-    for bad in ({"prompt": "?", "images": [object()]}, {"prompt": "half a character: \ud83d"}):
+@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-trainer-takes-the-arguments-of-trl#5"])
+def test_pictures_of_a_data_set_become_files(tmp_path, monkeypatch):
+    """As TRL's examples for models that see pass them; several are listed."""
+    monkeypatch.setenv("ROLLMATCH_CACHE", str(tmp_path / "cache"))
+    chat = [{"role": "user", "content": "Is it red?"}]
+    config = keys(tmp_path) | {"global_max_length": 256}
+    config["model"] = config["model"] | {"model": str(ROOT / "fixtures/models/digits")}
+    one, two = Dataset.from_list([{"prompt": chat, "image": PICTURE}]), [{"prompt": chat, "images": [PICTURE, PICTURE]}]
+    train(config, train_data=one, val_data=two, rewards=[nothing])
+    listed = [record["images"] for [record] in written(tmp_path)]
+    assert sorted(map(len, listed)) == [1, 2]
+    assert {Image.open(path).getpixel((0, 0)) for paths in listed for path in paths} == {(255, 0, 0)}
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-trainer-takes-the-arguments-of-trl#6"])
+def test_tools_are_functions(tmp_path):
+    def multiply(left: int, right: int) -> int:
+        """
+        Multiply.
+
+        Args:
+            left: One number.
+            right: The other one.
+        """
+        return left * right
+
+    config = keys(tmp_path) | {"model": {}}
+    [name] = GRPOTrainer("m", right, train_dataset=DATA, tools=[multiply], config=config).config["custom"]["extra"][
+        "environment"
+    ]["tools"]
+    assert list(load_tools((name,))) == ["multiply"]
+    with refused("given-twice", "custom.extra.environment.tools"):
+        GRPOTrainer("m", right, None, DATA, tools=[multiply], config=config | {"environment.tools": ["my:other"]})
+
+
+def test_a_record_that_cannot_be_written_is_refused_by_row(tmp_path):
+    for bad in ({"prompt": "?", "image": object()}, {"prompt": "half a character: \ud83d"}):
         with refused("record-not-json", "train_data[1]"):
             train(keys(tmp_path), train_data=[DATA[0], bad], rewards=[right])
     assert written(tmp_path) == []

@@ -297,13 +297,13 @@ def _path_of(image: Any, root: Path) -> str:
         if raw is None:
             image = path
         else:
-            return _cached(raw, Path(path or "").suffix)
+            return cached_image(raw, Path(path or "").suffix)
     if not isinstance(image, str) or not image:
         raise ValueError(f"the image is {type(image).__name__}")
     return image_path(image, root)
 
 
-def _cached(raw: bytes, suffix: str) -> str:
+def cached_image(raw: bytes, suffix: str) -> str:
     cache = Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "rollmatch") / "images"
     name = xxhash.xxh3_128_hexdigest(raw)
     path = cache / name[:2] / f"{name}{suffix}"

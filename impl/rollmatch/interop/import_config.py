@@ -33,6 +33,7 @@ from rollmatch.interop.import_tables import (
     NEEDED,
     NEUTRAL,
     NORMALIZE,
+    OF_MODEL,
     OF_ROWS,
     ON_BY_DEFAULT,
     PROMPT_ROOM,
@@ -386,10 +387,31 @@ def _set_baseline(made: Imported, value: object) -> None:
 
 
 def _set_targets(made: Imported, value: object) -> None:
-    """Names of modules; TRL's examples write commas between them, which the shell leaves at their ends."""
-    names = [str(name).rstrip(",") for name in (value if isinstance(value, list) else [value])]
+    """Names of modules; TRL's examples write commas between them."""
+    names = value if isinstance(value, list) else [value]
     if names != ["all-linear"]:
-        made.keys["tuner.target_regex"] = rf".*\.({'|'.join(names)})"
+        made.keys["tuner.target_regex"] = regex_of(names)
+
+
+def regex_of(names: Sequence[object]) -> str:
+    """What finds modules by their names; a comma at a name's end is the shell's leaving.
+
+    >>> regex_of(["q_proj,", "v_proj"])
+    '.*\\\\.(q_proj|v_proj)'
+    """
+    return rf".*\.({'|'.join(str(name).rstrip(',') for name in names)})"
+
+
+def _set_model(made: Imported, value: object) -> None:
+    """Arguments of ``from_pretrained``, which a YAML may hold as a text of JSON."""
+    given = yaml.safe_load(value) if isinstance(value, str) else value
+    for name, one in given.items() if isinstance(given, dict) else ():
+        if name == "attn_implementation":
+            _set_attention(made, one)
+        elif one is not None and name in OF_MODEL:
+            made.keys[OF_MODEL[name]] = str(one).removeprefix("torch.") if "dtype" in name else one
+        elif one:
+            made.left_out[f"model_init_kwargs.{name}"] = "no counterpart"
 
 
 def _to_data(key: str, name: str) -> Callable[[Imported, object], None]:
@@ -462,6 +484,8 @@ CONVERTED: dict[str, Callable[[Imported, object], None]] = {
     "dataset_name": _to_data("custom.train_jsonl", "dataset_name"),
     "val_dataset": _to_data("custom.val_jsonl", "val_dataset"),
     "deepspeed": _set_strategy,
+    "model_init_kwargs": _set_model,
+    "max_tool_calling_iterations": _to("custom.extra.environment.max_turns", lambda value: _whole(value) + 1),
 }
 
 

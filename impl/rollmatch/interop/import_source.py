@@ -25,6 +25,10 @@ def read_source(words: Sequence[str]) -> tuple[str, dict[str, object]]:
         command = next(iter(words[1:]), "")
         method = fields.get("rlhf_type", "grpo") if command == "rlhf" else command
         return words[0], _check_method(fields, method)
+    if words[0] == "megatron":  # its options may name a script, too
+        problem = f"{words[0]} is ms-swift's trainer on Megatron, whose options have no counterpart"
+        remedy = "Give the options of ms-swift itself behind swift rlhf; rollmatch plan finds a split of GPUs."
+        raise ConfigError(problem, code="import-source-unreadable", key="SOURCE", remedy=remedy)
     for place, word in enumerate(words):
         if word.endswith(".py"):  # behind python, torchrun or accelerate launch with their options
             given = read_words(words[place + 1 :])

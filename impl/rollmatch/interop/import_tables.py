@@ -83,6 +83,8 @@ SWIFT = {
     "model_type": "custom.extra.swift.model_type",
     "template": "custom.extra.swift.template",
 }
+OF_MODEL = {"dtype": "model.torch_dtype", "torch_dtype": "model.torch_dtype", "revision": "model.revision"}
+"""Arguments of ``from_pretrained`` -> our keys."""
 STRATEGIES = {"zero2": "deepspeed_zero2", "zero3": "deepspeed_zero3"}
 NORMALIZE = {"grpo": "sequence", "dapo": "token", "dr_grpo": "constant"}
 ATTENTION = {name: name for name in ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")} | {

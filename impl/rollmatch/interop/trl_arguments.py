@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from rollmatch.errors import ConfigError
-from rollmatch.interop.import_config import convert
+from rollmatch.interop.import_config import convert, regex_of
 
 LORA = {
     "r": "tuner.lora_rank",
@@ -93,18 +93,20 @@ def keys_of_peft(peft_config: Any) -> dict[str, object]:
     if isinstance(targets, str) and targets != "all-linear":
         keys["tuner.target_regex"] = targets
     elif targets and not isinstance(targets, str):
-        keys["tuner.target_regex"] = rf".*\.({'|'.join(sorted(targets))})"
+        keys["tuner.target_regex"] = regex_of(sorted(targets))
     if peft_config.modules_to_save:
         keys["tuner.modules_to_save"] = list(peft_config.modules_to_save)
     return keys | {"tuner.train_type": "lora"}
 
 
+_CLASS = "a class with reset, step, clone and fingerprint, named: config={'environment.name': 'my_envs:Class'}."
 BY_NAME = {
-    "tools": "Name them: config={'environment.tools': ['my_tools:function']}.",
-    "environment_factory": "Name the class: config={'environment.name': 'my_envs:Class'}.",
-    "rollout_func": "Write turns as an environment: config={'environment.name': 'my_envs:Class'}.",
+    "environment_factory": f"Pass its methods as tools where they need no state, or write {_CLASS}",
+    "rollout_func": f"Write turns as an environment, {_CLASS}",
+    "quantization_config": "Leave it out: weights of 4 and 8 bits are not trained here.",
+    "reward_processing_classes": "Leave it out, and pass a function that calls the reward model.",
 }
-"""An argument of TRL whose counterpart is named, since worker processes and servers import it."""
+"""Arguments of TRL's trainer without a counterpart -> what to do."""
 
 
 def check_others(given: Mapping[str, object], known: Sequence[str]) -> None:

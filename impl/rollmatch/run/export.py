@@ -165,12 +165,12 @@ class KeptChanges:
         """For the card and the terminal; none where all are kept.
 
         >>> KeptChanges(num_weights=1000, num_changed=999, num_kept=25).sentences("bfloat16")
-        ['99.9% of the weights changed, bfloat16 keeps 2.5% of these changes; --dtype float32 keeps all']
+        ['99.9% of the weights changed, bfloat16 keeps 2.5% of these changes; float32 keeps all']
         """
         if self.num_kept == self.num_changed:
             return []
         changed, kept = self.num_changed / self.num_weights, self.num_kept / self.num_changed
-        remedy = "--dtype float32 keeps all"
+        remedy = "float32 keeps all"
         return [f"{changed:.1%} of the weights changed, {dtype} keeps {kept:.1%} of these changes; {remedy}"]
 
 
