@@ -1,5 +1,6 @@
 """Reports as data: their schema, badge, comparison and replay, and the rule sets that they name."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -21,6 +22,8 @@ from conformance.judge.trainers.checks import CHECKS as TRAINER_CHECKS
 SCHEMA = ROOT / "reports" / "report.schema.json"
 KEPT = sorted((ROOT / "reports").rglob("*/*.json"))
 MISSED, PASSED = "wrong-method-is-405", "health-with-and-without-slash"
+RELEASED = {"2026-12": "b07742dc16f6ad4105ec54df043a8e3b43241b39f0f84e8763983b1ca9ec6a25"}
+"""Set -> digest of the ids and levels that it was released with; a new set gets its line with its release."""
 GAP = f"- {{check: {MISSED}, reason: not yet, seen: 'get: GET', link: https://example.org, expires: 2099-01-01}}\n"
 
 
@@ -160,6 +163,19 @@ def test_the_newest_set_has_every_check_at_its_level():
     assert dict(newest.servers) == {check.check_id: check.grade for check in CHECKS}
     assert dict(newest.trainers) == {check.check_id: check.grade for check in TRAINER_CHECKS}
     assert changes()[0] == ("2026-12", "servers", *next(iter(newest.servers.items())))
+
+
+@pytest.mark.scenario(clauses=["judging/rules-are-dated#4"])
+@pytest.mark.parametrize("date", rule_sets())
+def test_a_released_set_is_as_it_was_released(date):
+    rules = rule_sets()[date]
+    digest = hashlib.sha256(json.dumps([rules.servers, rules.trainers], sort_keys=True).encode()).hexdigest()
+    advice = f"{date} is released: put the change into a copy of its file with the next date (CONTRIBUTING.md)"
+    assert digest == RELEASED.get(date, digest), advice
+    assert date in RELEASED or date == NEWEST, (
+        f"{date} has a successor, so that it is released: add its digest {digest}"
+    )
+    assert {*rules.servers} <= {check.check_id for check in CHECKS}, f"{advice}, and keep what asks it"
 
 
 @pytest.mark.scenario("judging/rules-of-an-older-set", clauses=["judging/rules-are-dated#2"])
