@@ -20,7 +20,7 @@ JUDGE = ROOT / "conformance" / "judge"
 ACTION = yaml.safe_load((JUDGE / "action.yml").read_text())
 RECIPE = (JUDGE / "Containerfile").read_text()
 BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")
-FIELD = re.compile(r"\$\{\{ (inputs|github)\.(\w+) \}\}")
+FIELD = re.compile(r"\$\{\{ (inputs|github)\.([\w-]+) \}\}")
 GAPS = """
 - {check: wrong-method-is-405, reason: not yet, seen: 'get: GET', link: l, expires: 2099-01-01}
 - {check: logprobs-fit-the-ids, reason: none, seen: 'ids and None', link: l, expires: 2099-01-01}
@@ -44,13 +44,14 @@ def runner(tmp_path_factory):
     return source, {"PATH": path, "HOME": str(folder)} | offline
 
 
-def run_action(runner, folder, **inputs):
+def run_action(runner, folder, steps=ACTION["runs"]["steps"], **inputs):
     """The steps, as GitHub runs them: until one fails. Returns its exit code and all output."""
     source, environment = runner
     defaults = {name: str(about.get("default", "")) for name, about in ACTION["inputs"].items()}
-    values = {"inputs": defaults | inputs, "github": {"action_path": str(source)}}
+    given = {name.replace("_", "-"): value for name, value in inputs.items()}
+    values = {"inputs": defaults | given, "github": {"action_path": str(source)}}
     output = ""
-    for step in ACTION["runs"]["steps"]:
+    for step in steps:
         own = {name: FIELD.sub(lambda found: values[found[1]][found[2]], value) for name, value in step["env"].items()}
         assert step["shell"] == "bash"
         done = subprocess.run(
@@ -76,6 +77,21 @@ def test_the_steps_of_the_action_judge_a_server(runner, tmp_path):
     assert (report["rules"], report["dialect"]) == (NEWEST, "trl")
     written = {path.name for path in (tmp_path / "rollmatch-judge").iterdir()}
     assert written == {"report.json", "junit.xml", "badge.svg"}
+
+
+@pytest.mark.scenario(clauses=["judging/others-run-the-judge-in-their-ci#2"])
+def test_the_action_takes_the_gaps_that_are_known_of_a_server(runner, tmp_path):
+    """``rollmatch-judge`` is replaced by a command that shows its arguments: the step is what is judged here."""
+    shown = tmp_path / "bin" / "rollmatch-judge"
+    shown.parent.mkdir()
+    shown.write_text('#!/bin/sh\necho "$@"\n')
+    shown.chmod(0o755)
+    source, environment = runner
+    path = f"{shown.parent}{os.pathsep}{environment['PATH']}"
+    (step,) = [step for step in ACTION["runs"]["steps"] if step["name"] == "Judge"]
+    for further, words in (({}, ""), ({"server_name": "vllm-0.32.0"}, " --server-name vllm-0.32.0")):
+        code, output = run_action((source, environment | {"PATH": path}), tmp_path, [step], url="http://h:1", **further)
+        assert (code, output.endswith(f"badge.svg{words}\n")) == (0, True), output
 
 
 def test_the_action_judges_by_a_set_that_there_is():
