@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 import textwrap
@@ -16,7 +17,7 @@ from conformance.judge.servers import report_commands
 from conformance.judge.servers.badge import write_badge
 from conformance.judge.servers.check import INAPPLICABLE, Check
 from conformance.judge.servers.dialect_plugins import kind_of
-from conformance.judge.servers.exchange import shown
+from conformance.judge.servers.exchange import Exchange, RecordedCall, shown
 from conformance.judge.servers.gaps import (
     MISSES_MUST,
     MISSES_SHOULD,
@@ -27,6 +28,7 @@ from conformance.judge.servers.gaps import (
 )
 from conformance.judge.servers.judgement import JudgingRules, ServerJudgement
 from conformance.judge.servers.options import check_options, make_parser
+from conformance.judge.servers.preflight import Preflight
 from conformance.judge.servers.profiles import UnknownCheck, checks_of, left_out
 from conformance.judge.servers.reports import Judged, meaning_of, write_json, write_junit
 from conformance.judge.servers.sheet import write_sheet
@@ -56,6 +58,29 @@ class CannotBeJudged(Exception):
     """The server is out of reach, or what the options name is not there."""
 
 
+class NothingJudged:
+    """What the reports of a run say that ended before the first check."""
+
+    family, not_restored, exit_code, seconds = "servers", "", NOT_JUDGED, 0.0
+
+    def __init__(self, options: argparse.Namespace, problem: str, command: str) -> None:
+        self.preflight, self.rules, self.server = Preflight(problem=problem), options.rules, options.server_name
+        self.rows, self.not_asked = list[VerdictRow](), dict[str, list[str]]()
+        self.title = options.url.rstrip("/")
+        self.dialect = "" if options.dialect == "auto" else options.dialect
+        self.reproduce = "\n".join(filter(None, [options.started_by, command]))
+
+    def again(self, _: Check) -> str:
+        """As ``Judged``, of whose three methods nothing is asked where there is no check."""
+        return ""
+
+    def curl(self, _: RecordedCall) -> str:
+        return ""
+
+    def decisive_curl(self, _: Exchange | None) -> str:
+        return ""
+
+
 def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge") -> int:
     """Judge, print and write. Returns the exit code that ``--help`` explains."""
     words = sys.argv[1:] if arguments is None else arguments
@@ -67,8 +92,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = "rollmatch-judge
     try:
         judgement, checks = judgement_of(options)
     except CannotBeJudged as error:
-        say(error)
-        return NOT_JUDGED
+        nothing = NothingJudged(options, str(error), shlex.join([prog, *words]))
+        write_reports(nothing, options)
+        say(f"{nothing.exit_code}: rules {nothing.rules}: {error}")
+        return nothing.exit_code
     found = judgement.preflight
     facts = ", ".join(f"{name} {shown(found.facts[name])}" for name in NAMED if name in found.facts)
     say(f"{judgement.subject.url}: {facts or found.problem}", *(f"warning: {warning}" for warning in found.warnings))

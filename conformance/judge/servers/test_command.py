@@ -1,5 +1,6 @@
 """``rollmatch-judge`` as people run it: from its wheel, without torch, in a directory of their own."""
 
+import html
 import json
 import os
 import signal
@@ -9,14 +10,17 @@ import threading
 import tomllib
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 from transformers.utils.logging import enable_progress_bar
 
 from conformance.doubles.digits import MODEL, ROOT
 from conformance.doubles.judge_wheel import judge, start_judge
 from conformance.doubles.judged import REPLY, small_server
+from conformance.judge.rule_sets import NEWEST
 from conformance.judge.servers.command import main
 from conformance.judge.servers.policy import Policies
+from conformance.judge.servers.reports import schema
 from rollmatch import __version__
 from rollmatch.cli.main import main as rollmatch
 
@@ -119,12 +123,32 @@ def test_a_model_is_refused_where_the_packages_for_it_are_not_installed(installe
     assert (code, "error: --model" in output) == (2, True), output
 
 
-def test_an_unreachable_server_and_an_unknown_check_are_named(installed, tmp_path):
-    code, output = judge(installed, tmp_path, "http://127.0.0.1:9")
-    assert (code, "http://127.0.0.1:9 cannot be judged: nothing answers there" in output) == (4, True), output
+@pytest.mark.scenario(clauses=["judging/the-exit-code-says-what-is-known#5"])
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [([], "{url} cannot be judged: nothing answers there"), (["--check", "no-such-check"], "no check no-such-check")],
+)
+def test_what_cannot_be_judged_is_reported_with_the_reason(installed, tmp_path, words, problem):
+    """An older report of the same name would else be taken for this run's."""
+    files = {name: tmp_path / f"of-this-run.{name}" for name in ("json", "junit", "badge", "page")}
+    for file in files.values():
+        file.write_text("of an earlier run")
     with small_server() as server:
-        code, output = judge(installed, tmp_path, server.url, "--check", "no-such-check")
-    assert (code, "no-such-check" in output) == (4, True), output
+        url = server.url if words else "http://127.0.0.1:9"
+        written = [word for name, file in files.items() for word in (f"--{name}", str(file))]
+        code, output = judge(installed, tmp_path, url, *words, *written)
+    problem = problem.format(url=url)
+    report = json.loads(files["json"].read_text())
+    jsonschema.validate(report, schema())
+    assert (code, report["exit_code"], report["checks"], report["url"]) == (4, 4, [], url), output
+    assert output.startswith(f"4: rules {NEWEST}: "), output
+    assert problem in output
+    assert problem in report["preflight"]["problem"]
+    assert report["reproduce"].startswith(f"rollmatch-judge {url}")
+    (case,) = ElementTree.parse(files["junit"]).getroot().iter("testcase")
+    assert problem in case.find("error").get("message")
+    assert "not judged" in files["badge"].read_text()
+    assert problem in html.unescape(files["page"].read_text())
 
 
 def test_gaps_come_from_a_file(installed, tmp_path):

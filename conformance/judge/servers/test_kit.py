@@ -119,3 +119,4 @@ def test_the_commands_of_the_container_install_and_start_the_judge(runner, tmp_p
     started = [*json.loads(lines[-1][1]), "http://127.0.0.1:9", "--json", "report.json"]
     ended = subprocess.run(started, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, "nothing answers there" in ended.stdout) == (4, True), ended
+    assert "nothing answers there" in json.loads((tmp_path / "report.json").read_text())["preflight"]["problem"]
