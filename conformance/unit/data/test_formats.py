@@ -180,6 +180,7 @@ def test_a_bad_entry_is_named_and_left_out_only_on_request(coco, tmp_path, capsy
     [
         ({"id": 90, "name": "dog"}, "two categories have id 90: 'traffic light' and 'dog'"),
         ({"id": 5, "name": "traffic light"}, "the entry with id 5 has name 'traffic light'"),
+        ({"id": 5, "name": "traffic_light"}, "the entry with id 5 has name 'traffic_light', and another category is"),
         ({"id": 5, "name": None}, "the entry with id 5 has name None"),
         ({"id": 5, "name": ""}, "the entry with id 5 has name ''"),
     ],

@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 
-from conformance.doubles.digits import scenes, unseen
+from conformance.doubles.adapters import perturb_adapters
+from conformance.doubles.digits import load_model, scenes, unseen
 from conformance.doubles.grpo_run import BRIEF, GRPO, ONE_GROUP, SAMPLES, WINDOW
 from conformance.doubles.small_run import events, make_trainer, step_between, trained, weights_of
+from rollmatch.config.training import TunerConfig
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,16 @@ def test_a_micro_batch_takes_one_pass_and_one_more_for_a_reference_without_adapt
     trainer.train()
     assert [learns for _, learns in passes] == [False, True] * 4
     assert [size for size, _ in passes[::2]] == [size for size, _ in passes[1::2]]
+
+
+def test_the_reference_of_a_continued_adapter_is_the_policy_at_the_start(tmp_path):
+    """The model without the adapter is another policy: the adapter was trained before."""
+    adapted = perturb_adapters(load_model(TunerConfig(train_type="lora")))
+    adapted.save_pretrained(tmp_path / "adapter")
+    continued = ("tuner.train_type=lora", f"model.adapter={tmp_path / 'adapter'}", "model.adapter_start=continue")
+    trainer = make_trainer(tmp_path / "run", *DISTANT, *continued, samples=unseen(SAMPLES))
+    trainer.train()
+    assert kls_of(trainer)
 
 
 def test_a_completion_that_waits_for_a_row_keeps_log_probabilities_of_the_weights_that_made_it(tmp_path):
