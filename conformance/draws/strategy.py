@@ -269,13 +269,14 @@ def _sample(one_of, made, number):
 
 
 def _asked(one_of, made, number):
-    """With one to three pictures, in any message, where the family takes them; prompts differ."""
+    """A prompt, or a chat with up to three pictures, in any message, where the family takes them; prompts differ."""
     pictures = [f"{one_of(*SIZES)}-{number}{i}.png" for i in range(one_of(0, 1, 2, 3))]
     if made["keys"]["custom.trainer_variant"] in ("sft", "rollout_matching_sft"):
         objects = [{"desc": one_of(*NAMES), "bbox_2d": list(one_of(*BOXES))} for _ in range(one_of(0, 1, 2, 3))]
         width, height = map(int, (size := one_of(*SIZES)).split("-"))
         return {"images": [f"{size}-{number}.png"], "objects": objects, "width": width, "height": height}
-    if made["family"] != "qwen3_vl" or not pictures:
+    pictures = pictures if made["family"] == "qwen3_vl" else []
+    if not pictures and one_of(True, False):
         return {"prompt": f"{number}{one_of('a', 'é+', ' bc')}"}
     texts = [f"{number}", one_of("x", "yé")][: one_of(1, 2)]
     for _ in pictures:

@@ -93,6 +93,21 @@ def test_texts_and_chats_say_the_same(tmp_path):
     assert others == [first, first]
 
 
+def test_behind_a_prompt_that_is_cut_the_last_turn_is_taught_with_its_end(tmp_path):
+    chat = [("user", f"{SUMS[0][0]} " * 5), ("assistant", "21"), ("user", "3 + 3 ="), ("assistant", "6")]
+    (sample,) = samples_of(tmp_path, [{"messages": [{"role": role, "content": text} for role, text in chat]}])
+
+    def cut_at(limit):
+        options = TemplateOptions(coordinates=False, images=False, max_prompt_len=limit)
+        return labelled(Template(MODEL, system="", user="?", any_chat=True, options=options), sample)
+
+    whole, labels = cut_at(None)
+    start = max(place for place, label in enumerate(labels) if label == -100) + 1
+    for limit in (start - 1, start - 9):
+        ids, found = cut_at(limit)
+        assert (ids[limit:], found) == (whole[start:], [-100] * limit + whole[start:])
+
+
 @pytest.mark.parametrize(
     ("record", "problem"),
     [

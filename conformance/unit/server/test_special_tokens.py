@@ -37,3 +37,22 @@ def test_texts_that_end_a_response_are_few_and_short(post, stop, status):
     found, reply = post("/generate/", body)
     assert found == status
     assert status == 200 or reply["code"] == "sampling-value-invalid", reply
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "place"),
+    [
+        ("/generate/", {"prompts": [[5]], "max_tokens": 2}, "generation_kwargs"),
+        ("/chat/", {"messages": [[{"role": "user", "content": "a"}]], "max_tokens": 2}, "generation_kwargs"),
+        ("/infer/", {"infer_requests": [{"messages": [{"role": "user", "content": "a"}]}]}, "request_config"),
+        ("/inference/v1/generate", {"token_ids": [5]}, "sampling_params"),
+    ],
+)
+def test_a_single_text_that_ends_a_response_needs_no_list(start, route, body, place):
+    parts, post, _ = start()
+    for stop in ("END", ["END"], None):
+        given = ({} if place == "generation_kwargs" else {"max_tokens": 2}) | {"stop": stop}
+        status, reply = post(route, body | {place: given})
+        assert status == 200, reply
+    asked = [draw.params.stop for replica in parts.pool.replicas for draw in replica.generated]
+    assert sorted(asked) == [(), ("END",), ("END",)]

@@ -54,9 +54,10 @@ class TeacherPrompt:
     def ask(self, sample: Sample) -> Sample:
         """The sample with this question in place of its last user message. Errors: ``teacher-prompt-field``.
 
-        >>> asked = Sample(sample_id=0, origin="x:1", images=(), messages=(("user", "2+2?"),), metadata={"answer": 4})
+        >>> chat = (("user", "1+1?"), ("assistant", "2"), ("user", "2+2?"))
+        >>> asked = Sample(sample_id=0, origin="x:1", images=(), messages=chat, metadata={"answer": 4})
         >>> TeacherPrompt(text="{question} It is {answer}.", key="prompt", user="").ask(asked).messages
-        (('user', '2+2? It is 4.'),)
+        (('user', '1+1?'), ('assistant', '2'), ('user', '2+2? It is 4.'))
         """
         text, (messages, last) = self.fill(sample), self._asked(sample)
         assert last is not None
