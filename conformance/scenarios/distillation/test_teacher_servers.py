@@ -347,6 +347,13 @@ def test_a_server_that_cannot_teach_is_refused_before_a_model_is_loaded():
         assert f"--max-logprobs {MAX_LOGPROBS + 1}" in error.remedy
         (error,) = checked(served(url, prompt="long " * (MAX_MODEL_LEN // 2)), *DIVERGENCE)
         assert error.code == "teacher-too-short"
+        same = (served(url, prompt="x"), *DIVERGENCE, f"global_max_length={2 * MAX_MODEL_LEN}")
+        named = "custom.extra.rollout_matching.max_new_tokens"
+        (error,) = checked(*same, f"{named}={MAX_MODEL_LEN}")
+        room = MAX_MODEL_LEN - 1 - int(error.problem.partition("a prompt of ")[2].split()[0])  # 1 is written there
+        assert checked(*same, f"{named}={room}") == []
+        (error,) = checked(*same, f"{named}={room + 1}")
+        assert error.code == "teacher-too-short"
         (error,) = checked(served(url), "custom.extra.rollout_matching.decoding.temperature=0.7")
         assert (error.code, error.key) == ("teacher-temperature", KEY)
     with serving(TeacherDouble(MODEL, mend=without_logprobs)) as url:

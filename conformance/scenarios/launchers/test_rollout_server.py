@@ -1,5 +1,6 @@
 """What ``rollmatch serve`` checks and what it would start."""
 
+import argparse
 import contextlib
 import json
 import re
@@ -14,6 +15,7 @@ from rollmatch.cli.main import main
 from rollmatch.errors import RollmatchError
 from rollmatch.interop.swift_cli import server_command
 from rollmatch.launch import vllm_serve
+from rollmatch.launch.layout import FORECAST, ClusterGpus, make_layout
 from rollmatch.launch.rollout_server import make_command, serve
 from rollmatch.server.settings import ServerSettings
 
@@ -90,6 +92,18 @@ def test_parallel_sizes_make_up_the_gpus():
     with refused("gpu-count-mismatch", problem="tensor parallel 2 x data parallel 1 = 2, but 1 GPUs are named"):
         command(two, gpus=("0",))
     assert settings_of(command(two, gpus=tuple("0123"))).data_parallel_size == 2
+
+
+@pytest.mark.parametrize(("tensor", "data"), [(1, None), (2, None), (1, 3), (2, 3)])
+def test_a_cluster_reserves_the_gpus_that_a_server_takes(tensor, data):
+    sizes = (
+        f"{SERVER}.vllm_tensor_parallel_size={tensor}",
+        *([f"{SERVER}.vllm_data_parallel_size={data}"] if data else ()),
+    )
+    typed = argparse.Namespace(servers=2, learners=None, learner_nodes=None, **dict.fromkeys(FORECAST))
+    layout = make_layout(load_digits(*ONE, *sizes), typed, ClusterGpus(nodes=(8, 8)))
+    gpus = settings_of(command(*sizes, gpus=None)).gpus
+    assert layout.servers == (len(gpus),) * 2 == (tensor * (data or 1),) * 2
 
 
 def test_one_of_several_servers_is_named():

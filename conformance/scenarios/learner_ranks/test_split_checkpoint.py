@@ -13,10 +13,11 @@ from conformance.doubles.digits import load_digits, write_cut
 from conformance.doubles.refusals import refused
 from conformance.doubles.started import finish_ranks
 from rollmatch.model.source import local_directory
+from rollmatch.rollout.open_groups import GROUPS_FILE
 from rollmatch.run.export import load_trained
 from rollmatch.training.checkpoint import SavedLearner, find_damage
 from rollmatch.training.checkpointer import saved_learner
-from rollmatch.training.packer_state import PackerState, write_packer_state
+from rollmatch.training.packer_state import PACKER_STATE_FILE
 
 WORKER = ("-m", "conformance.doubles.ddp_worker", "digits")
 KINDS = {"full": (), "adapters": ("tuner.train_type=lora", "tuner.lora_rank=2")}
@@ -93,9 +94,10 @@ def test_another_batch_or_strategy_is_refused_with_both_numbers(world_size, samp
         SavedLearner(learner_world_size=world_size, samples_per_step=samples, strategy=strategy).check(tmp_path)
 
 
-def test_segments_that_wait_on_ranks_need_these_ranks(tmp_path):
+@pytest.mark.parametrize("name", [PACKER_STATE_FILE, GROUPS_FILE])
+def test_what_waits_on_ranks_needs_these_ranks(tmp_path, name):
     SAVED.write(tmp_path)
-    write_packer_state(tmp_path, PackerState(), rank=1)
+    (tmp_path / name.format(rank=1)).touch()
     SAVED.check(tmp_path)
     with refused("resume-other-learner", key="--gpus", problem="2 learner ranks, this run has 4"):
         SavedLearner(learner_world_size=4, samples_per_step=512, strategy="fsdp2").check(tmp_path)

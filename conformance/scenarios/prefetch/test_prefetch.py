@@ -1,12 +1,13 @@
 """prefetch: overlap, staleness, order, and that nobody waits for ever."""
 
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from conformance.doubles.configs import GRPO, config_with, refusal_of
-from conformance.doubles.prefetching import GREEDY, Servers, opened, requests_of
+from conformance.doubles.prefetching import GREEDY, Servers, opened, requests_of, until
 from conformance.doubles.refusals import refused
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.overlap import Ahead, RequestedWindow
@@ -141,3 +142,25 @@ def test_what_waits_to_be_learnt_is_bounded_in_number_and_in_bytes():
             prefetch.forget(step)
         prefetch.submit(2, requests_of(2, 4))
         assert len(prefetch.collect(2, min_version=1)[0]) == 4
+
+
+def test_a_step_that_waits_for_groups_may_ask_for_its_own_window_whatever_waits_of_others():
+    """One group of window 0 is late, the other fills the buffer, and step 1 takes those of window 1."""
+    servers, late = Servers(1), threading.Event()
+    answer = servers.generate_on
+
+    def generate_on(server_index, requests, decoding, *, start):
+        if requests[0].sample.sample_id == 0:
+            assert late.wait(10)
+        return answer(server_index, requests, decoding, start=start)
+
+    servers.generate_on = generate_on
+    with opened(servers, max_windows=2, callers_per_server=2, group_size=1, max_bytes=16) as prefetch:
+        for step in (0, 1):
+            prefetch.submit(step, requests_of(step, 2))
+        until(lambda: prefetch.windows[0].complete_groups(1) == {1})
+        try:
+            taken = prefetch.wait_for_groups(1, lambda groups: [(1, 0), (1, 1)] if len(groups[1]) == 2 else None)
+        finally:
+            late.set()
+    assert taken == [(1, 0), (1, 1)]

@@ -13,9 +13,11 @@ from conformance.doubles.locks import (
     sample_of,
     segments_of,
 )
+from conformance.doubles.records import make_rollout
 from conformance.doubles.refusals import refused
 from rollmatch.dialects.http import ServerRefused
 from rollmatch.objectives.grpo.reward import Reward
+from rollmatch.objectives.vineppo.single_turn import starts
 
 SAMPLES = [sample_of(0), sample_of(1)]
 
@@ -95,3 +97,12 @@ def test_the_first_128_answers_and_responses_are_written_down():
     objective().make_segments(samples[:65], side.answer(samples[:65]), side.context())
     ((_, note),) = side.notes
     assert (len(note["returns"]), len(note["values"]), len(note["advantages"])) == (130, 128, 128)
+
+
+@pytest.mark.parametrize("unfinished", [None, 0.0, -1.0, 0.5])
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_response_without_its_end_is_paid_what_is_set_for_it_or_as_any_other(unfinished, is_finished):
+    rules = objective(reward=lambda answer, sample: 3.0, unfinished_return=unfinished).rewards
+    rollout = make_rollout((1, 2), finish_reason="stop" if is_finished else "length")
+    (made,) = rules.trajectories(starts(SAMPLES[:1], [rollout], prompt_of), [rollout])
+    assert made.total_return == (3.0 if is_finished or unfinished is None else unfinished)

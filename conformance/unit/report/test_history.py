@@ -45,8 +45,10 @@ def test_a_start_from_nothing_undoes_everything():
 
 def test_rank_0_speaks_for_the_run_and_every_rank_for_its_rollouts():
     generated = {"event": "generated", "step": 1, "num_rollouts": 4}
-    history = make_history([{**generated, "rank": 1}, {**generated, "rank": 0}, step(1, f1=0.5), step(1) | {"rank": 1}])
-    assert len(history.others["generated"]) == 2
+    judged = [{**generated, "rank": rank, "purpose": "eval"} for rank in (0, 1)]
+    events = [{**generated, "rank": 1}, {**generated, "rank": 0}, *judged, step(1, f1=0.5), step(1) | {"rank": 1}]
+    history = make_history(events)
+    assert [event["rank"] for event in history.others["generated"]] == [0, 1], "without those of evaluations"
     assert [event.get("f1") for event in history.steps] == [0.5]
 
 

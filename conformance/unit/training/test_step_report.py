@@ -81,6 +81,8 @@ def test_figures_count_rollouts_rows_and_what_is_carried(full):
     }
     assert {name: figures[name] for name in wanted} == wanted
     assert figures["fill"] == pytest.approx(0.6)
+    full.num_rollout_tokens = 400  # with later turns, or groups in place of flat ones
+    assert full.figures() == figures | {"rollout_tokens": 400}, "the speed is that of what was waited for"
 
 
 def test_a_completion_is_shown_with_its_first_4000_characters(full):

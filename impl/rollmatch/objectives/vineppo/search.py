@@ -97,9 +97,8 @@ class TreeValues:
         for owner, path in paths.items():
             for node in path:
                 assert node.state is not None
-                lack = self.budget.num_least - len(node.returns_without(owner))
-                known, _ = missing.get(node.state, (0, node))
-                missing[node.state] = max(lack, known), node
+                # All responses that pass lack as many: each has one return here.
+                missing[node.state] = self.budget.num_least - len(node.returns_without(owner)), node
         requests, places = [], []
         for state, (num, node) in missing.items():
             requests += [waves.request(state, len(node.returns) + extra) for extra in range(num)]
