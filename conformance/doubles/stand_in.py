@@ -62,7 +62,7 @@ class PretendingReplica:
         logprobs = b"\x00\x00\x80\xbf" * len(ids) if params.logprobs else None
         return EngineOutput(
             prompt_token_ids=prompt.token_ids, response_token_ids=ids, finish_reason="stop", stop_token_id=STOP,
-            logprobs=logprobs, top=(((last, -1.0),),) * len(ids) if params.num_top else (),
+            logprobs=logprobs, top=[{last: SimpleNamespace(logprob=-1.0, rank=1)}] * len(ids) if params.num_top else (),
         )  # fmt: skip
 
     async def call(self, method, *arguments):

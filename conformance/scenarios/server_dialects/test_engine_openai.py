@@ -5,6 +5,7 @@ from pathlib import Path
 
 import openai
 import pytest
+import requests
 from transformers import AutoTokenizer
 
 from conformance.doubles.digits import MODEL, load_digits, template_of
@@ -240,3 +241,10 @@ def test_a_tool_call_that_the_model_writes_by_itself_is_parsed_whole_and_in_a_st
     arguments = "".join(part.arguments or "" for part in parts)
     assert json.loads(arguments) == json.loads(call.function.arguments)
     assert chunks[-1].finish_reason == "tool_calls"
+
+
+def test_what_an_engine_would_not_take_is_refused_by_its_own_code(server, base):
+    body = {"prompt": [[5], [4000]], "max_tokens": 1}
+    reply = requests.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 400
+    assert (reply.json()["code"], reply.json()["key"]) == ("token-id-invalid", "prompt[1].prompt_token_ids")

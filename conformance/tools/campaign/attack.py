@@ -50,8 +50,6 @@ MIB = 1 << 20
 CLOSED = 0
 """In place of a status: the server has closed the connection."""
 WIDE = {"n": 1024, "max_tokens": 10, "ignore_eos": True}
-WIDE_MIB = 1024 * 10 * 21 * 1200 / MIB
-"""What docs/security.md says of the log-probabilities of one such call."""
 STRUCTURES = (
     {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}},
     {"grammar": "root ::= root"},
@@ -69,8 +67,6 @@ class AttackedServer:
         self.instance, self.server, self.url, self.chance = instance, instance.server, instance.url, chance
         self.process = psutil.Process(instance.process.pid)
         self.statuses, self.wrong, self.most_mib = Counter(), [], 0.0
-        self.promised_mib = MAX_GROWTH_MIB
-        """Memory above that of the start, without a finding."""
         self.kept_mib = 0.0
         """Memory above that of the start, after the last attack."""
         self.update_s, self.ends = [], Counter()
@@ -435,7 +431,6 @@ def attack(seed, *, num, minutes, looks, chance, key, kinds="", together=False, 
         while chosen and sum(struck.values()) < num and time.monotonic() < began + 60 * minutes:
             mine = one_learner(chance.sample(chosen, len(chosen)) if together else chance.choices(chosen, k=2))
             struck.update(each.__name__ for each in mine)
-            attacked.promised_mib = max(attacked.promised_mib, MAX_GROWTH_MIB + WIDE_MIB * mine.count(wide))
             for call, each in [(in_thread(each, attacked), each) for each in mine]:
                 try:
                     call.result(timeout=4 * BOUND_S)
@@ -457,7 +452,7 @@ def attack(seed, *, num, minutes, looks, chance, key, kinds="", together=False, 
 def judged(attacked):
     """What is wrong with memory and turns after all attacks so far, in words."""
     wrong = []
-    if attacked.most_mib > attacked.start_mib + attacked.promised_mib:
+    if attacked.most_mib > attacked.start_mib + MAX_GROWTH_MIB:
         wrong.append(f"memory: {attacked.most_mib - attacked.start_mib:.0f} MiB more than at the start")
     if attacked.instance.process.poll() is not None:
         return wrong

@@ -2,6 +2,7 @@
 
 import time
 
+import psutil
 import pytest
 import requests
 
@@ -17,6 +18,8 @@ CALLS = {
     "completion": ("/v1/completions", LARGE | {"prompt": [7, 8], "logprobs": 20}),
     "token ids": ("/inference/v1/generate", {"token_ids": [7, 8], "sampling_params": LARGE | {"logprobs": 20}}),
 }
+NUM_LIKELIEST, MAX_BYTES = 1024 * 10 * 21, 300
+"""Of one call, and memory for each: objects of vLLM's response classes would take 1,200."""
 
 
 def ask(server, route, body):
@@ -25,20 +28,40 @@ def ask(server, route, body):
         return sum(map(len, reply.iter_content(1 << 20)))
 
 
-@pytest.mark.scenario(clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#6"])
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_with_a_million_log_probabilities_leaves_the_loop_to_others(server, name):
-    route, body = CALLS[name]
+@pytest.fixture
+def memory(instance):
+    """Bytes of the server's process."""
+    process = psutil.Process(instance.process.pid)
+    return lambda: process.memory_info().rss
+
+
+def watched(server, memory, route, body):
+    """What a call costs others: bytes for each likeliest token, and turns of the event loop by their longest time."""
     small = {"sampling_params": body["sampling_params"] | {"n": 1}} if "sampling_params" in body else {"n": 1}
     ask(server, route, body | small)  # imports what serves it
-    before = turns_of(server)
+    before, memory_before, most = turns_of(server), memory(), 0
     call = in_thread(ask, server, route, body)
     while not call.done():
+        most = max(most, memory())
         assert requests.get(f"{server.url}/get_world_size/", timeout=60).status_code == 200
         time.sleep(0.02)
     assert call.result() > 10**6
     turns = {limit: count - before[limit] for limit, count in turns_of(server).items()}
+    return (most - memory_before) / NUM_LIKELIEST, turns
+
+
+@pytest.mark.scenario(clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#6,10"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_many_log_probabilities_leaves_the_loop_and_memory_to_others(server, memory, name):
+    num_bytes, turns = watched(server, memory, *CALLS[name])
+    assert num_bytes < MAX_BYTES
     assert turns[HELD_S] >= MOST_OF_TURNS * turns[float("inf")], turns
+
+
+@pytest.mark.scenario(clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#10"])
+def test_log_probabilities_of_prompts_leave_memory_to_others(server, memory):
+    body = {"prompt": [[7] * 500] * 20, "max_tokens": 1, "prompt_logprobs": 20}
+    assert watched(server, memory, "/v1/completions", body)[0] < MAX_BYTES
 
 
 def test_a_stream_that_is_hung_up_on_frees_the_engine(server):

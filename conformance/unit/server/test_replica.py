@@ -125,24 +125,31 @@ def test_a_response_ends_as_vllm_says(silent, reason, stop_reason, wanted):
     assert (output.prompt_token_ids, output.response_token_ids, output.logprobs, output.top) == ([5], [8, 9], None, ())
 
 
-@pytest.mark.parametrize(("num_top", "top"), [(0, ()), (2, (((7, -0.5), (8, -1.5)), ((9, -0.25),)))])
-def test_logprobs_are_those_of_sampled_tokens_and_the_likeliest_first(silent, num_top, top):
-    from vllm.logprobs import Logprob
+def flat(*places):
+    """Log-probabilities as vLLM returns them to us: token id -> (log-probability, rank) at each place."""
+    from vllm.logprobs import FlatLogprobs, Logprob
 
-    places = [{8: Logprob(-1.5, rank=2), 7: Logprob(-0.5, rank=1)}, {9: Logprob(-0.25, rank=1)}]
+    found = FlatLogprobs()
+    found.extend({name: Logprob(value, rank=rank) for name, (value, rank) in place.items()} for place in places)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num_top", "likeliest"), [(0, [[(8, -1.5)], [(9, -0.25)]]), (2, [[(7, -0.5), (8, -1.5)], [(9, -0.25)]])]
+)
+def test_logprobs_are_those_of_sampled_tokens_and_the_likeliest_first(silent, num_top, likeliest):
+    places = flat({8: (-1.5, 2), 7: (-0.5, 1)}, {9: (-0.25, 1)})
     output = generated(silent, params_of({"logprobs": True}, num_top=num_top), [8, 9], "stop", None, places)
     assert np.frombuffer(output.logprobs, "<f4").tolist() == [-1.5, -0.25]
-    assert output.top == top
+    assert list(output.likeliest()) == likeliest
 
 
 @pytest.mark.scenario(clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#10"])
 def test_a_token_that_is_cut_off_has_a_log_probability_that_json_can_hold(silent):
     """As with top_k 1 and two log-probabilities asked for."""
-    from vllm.logprobs import Logprob
-
-    places = [{8: Logprob(0.0, rank=1), 7: Logprob(float("-inf"), rank=2)}]
+    places = flat({8: (0.0, 1), 7: (float("-inf"), 2)})
     output = generated(silent, params_of({"logprobs": True}, num_top=2), [8], "stop", None, places)
-    assert output.top == (((8, 0.0), (7, -9999.0)),)
+    assert list(output.likeliest()) == [[(8, 0.0), (7, -9999.0)]]
 
 
 @pytest.mark.parametrize(("num_refusals", "limit_s", "is_reset"), [(3, 60.0, True), (3, -1.0, False), (0, -1.0, True)])

@@ -41,5 +41,5 @@ class LimitsConfig(Section):
     """Log-probabilities of one call: responses x longest response x likeliest tokens at each place (logprobs,
     top_logprobs), where a call asks for any beside the sampled token's. Unit: log-probabilities."""
     max_waiting_logprobs: Count = 1_048_576
-    """The same of all calls that are being answered; a call above it is answered with 429. One takes up to 1.2 KB.
+    """The same of all calls that are being answered; a call above it is answered with 429. One takes up to 300 bytes.
     Unit: log-probabilities."""

@@ -101,8 +101,7 @@ class ResponseGenerator:
     def count_logprobs(self, num: int, *, key: str) -> None:
         """Count likeliest tokens' log-probabilities of this task's call, until it has been answered.
 
-        One takes about a kilobyte while vLLM's classes write it. Errors: ``Refusal`` with ``call-too-large`` or
-        ``server-busy``.
+        One takes up to 300 bytes. Errors: ``Refusal`` with ``call-too-large`` or ``server-busy``.
         """
         check_count(num, "max_logprobs_per_call", self.limits, key=key)
         task, limit = asyncio.current_task(), self.limits.max_waiting_logprobs

@@ -9,7 +9,8 @@ import contextlib
 import hmac
 import ipaddress
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from http import HTTPStatus
@@ -20,7 +21,7 @@ import msgspec
 from fastapi import Request
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rollmatch.config.connection import is_loopback
@@ -46,7 +47,9 @@ _HEADERS: Mapping[int, Mapping[str, str]] = {
 }
 _UNREAD = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
 """Refusals of a body that was not read to its end."""
-_LEVELS_IN_STEPS, _VALUES_AT_ONCE = 5, 65_536
+_LEVELS_IN_STEPS, _VALUES_AT_ONCE, _PIECES_AT_ONCE = 5, 65_536, 1024
+_LARGE_BYTES, _SENT_BYTES = 4096, 1 << 20
+"""Pieces of a reply that are not copied, and the most that is sent at a time."""
 _encoder = msgspec.msgpack.Encoder()
 _Body = TypeVar("_Body", bound=BaseModel)
 _T = TypeVar("_T")
@@ -259,7 +262,24 @@ def answer(request: Request, reply: BaseModel | dict[str, Any] | list[Any], *, s
     if is_msgpack(request):
         fields = reply.model_dump() if isinstance(reply, BaseModel) else reply
         return Response(_encoder.encode(fields), media_type=MSGPACK, status_code=status)
-    return Response(encoded(_plain(reply)), media_type="application/json", status_code=status)
+    parts = deque(_joined(_pieces(_plain(reply), _LEVELS_IN_STEPS)))
+    if len(parts) == 1:
+        return Response(parts[0], media_type=CONTENT_TYPES[0], status_code=status)
+    headers = {"content-length": str(sum(map(len, parts)))}
+    return StreamingResponse(_taken(parts), media_type=CONTENT_TYPES[0], status_code=status, headers=headers)
+
+
+async def _taken(parts: deque[bytes | memoryview]) -> AsyncIterator[memoryview]:
+    """A large reply in parts: of what it is given, a transport keeps a copy until it is sent."""
+    while parts:
+        part = memoryview(parts.popleft())
+        for start in range(0, len(part), _SENT_BYTES):
+            yield part[start : start + _SENT_BYTES]
+
+
+def written(request: Request, value: object) -> msgspec.Raw:
+    """A part of a reply in the caller's own encoding, which takes less memory than its objects."""
+    return msgspec.Raw(_encoder.encode(value) if is_msgpack(request) else encoded(value))
 
 
 def encoded(value: object) -> bytes:
@@ -271,8 +291,24 @@ def encoded(value: object) -> bytes:
     return b"".join(_pieces(value, _LEVELS_IN_STEPS))
 
 
-def _pieces(value: object, levels: int) -> Iterator[bytes]:
-    if not levels or not value or not isinstance(value, dict | list):
+def _joined(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes in fewer pieces; large ones are not copied."""
+    small: list[bytes | memoryview] = []
+    for piece in pieces:
+        if len(piece) < _LARGE_BYTES:
+            small.append(piece)
+        if len(piece) >= _LARGE_BYTES or len(small) == _PIECES_AT_ONCE:
+            yield b"".join(small)
+            small.clear()
+        if len(piece) >= _LARGE_BYTES:
+            yield piece
+    yield b"".join(small)
+
+
+def _pieces(value: object, levels: int) -> Iterator[bytes | memoryview]:
+    if isinstance(value, msgspec.Raw):
+        yield memoryview(value)
+    elif not levels or not value or not isinstance(value, dict | list):
         yield msgspec.json.encode(value)
     elif isinstance(value, dict):
         for place, (name, field) in enumerate(value.items()):

@@ -13,9 +13,10 @@ import msgspec
 from jinja2 import TemplateError
 from pydantic import BaseModel
 
-from rollmatch.dialects.openai.engine import CallNotes
+from rollmatch.dialects.openai.engine import CallNotes, notes
 from rollmatch.errors import kind_and_text
 from rollmatch.server.failures import Refusal, openai_failure_of
+from rollmatch.server.http import encoded
 from rollmatch.server.replica import IMPOSSIBLE
 
 MISREAD = (
@@ -57,7 +58,7 @@ class Endpoint:
             raise _refused(kind_and_text(error), HTTPStatus.BAD_REQUEST) from error
         if hasattr(reply, "error"):
             raise _refused(reply.error.message, reply.error.code)
-        return await asyncio.to_thread(_fields_of, reply)
+        return await asyncio.to_thread(_fields_of, reply, call)
 
 
 class CompletionStream:
@@ -130,15 +131,32 @@ def _step(resume: Callable[[], Any]) -> tuple[bool, Any]:
         return True, end.value
 
 
-def _fields_of(reply: Any) -> dict[str, Any]:
+def _fields_of(reply: Any, call: CallNotes) -> dict[str, Any]:
     """A response's fields, choice by choice: pydantic keeps the interpreter lock until it is done."""
-    choices = [choice.model_dump(exclude={"logprobs", "prompt_logprobs"}) for choice in reply.choices]
-    for fields, choice in zip(choices, reply.choices, strict=True):
-        fields["logprobs"] = _plain(choice.logprobs)
-        if hasattr(choice, "prompt_logprobs"):
-            fields["prompt_logprobs"] = prompt_places(choice.prompt_logprobs)
+    choices = [choice.model_dump(exclude={"logprobs"}) for choice in reply.choices]
+    of_prompts = {place: prompt_places(rows) for place, rows in call.prompt_logprobs.items()}
+    for index, (fields, choice) in enumerate(zip(choices, reply.choices, strict=True)):
+        fields["logprobs"] = choice.logprobs and dict(choice.logprobs)
+        if of_prompts:
+            fields["prompt_logprobs"] = of_prompts[index * len(of_prompts) // len(choices)]
     found: dict[str, Any] = reply.model_dump(exclude={"choices"})
     return found | {"choices": choices}
+
+
+def condensing(create: Callable[..., BaseModel]) -> Callable[..., BaseModel]:
+    """vLLM's method that makes a choice's log-probabilities; where the response is whole, their fields become JSON.
+
+    So one choice at a time is in objects, which take ten times as much memory.
+    """
+
+    def condensed(*arguments: object, **named: object) -> BaseModel:
+        made = create(*arguments, **named)
+        if notes.get().is_streamed:
+            return made
+        texts: dict[str, Any] = {name: msgspec.Raw(encoded(_plain(field))) for name, field in made}
+        return type(made).model_construct(**texts)
+
+    return condensed
 
 
 def _plain(value: Any) -> Any:
@@ -152,23 +170,23 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
-def prompt_places(rows: Sequence[Mapping[int, Any] | None] | None) -> list[dict[str, Any] | None] | None:
-    """vLLM's log-probabilities of prompt tokens, by id, finite; the first token has none."""
+def prompt_places(rows: Sequence[Mapping[int, Any]] | None) -> msgspec.Raw | None:
+    """vLLM's log-probabilities of prompt tokens, by id, finite, as JSON; the first token has none."""
     if rows is None:
         return None
-    return [
-        None
-        if row is None
-        else {
-            str(token_id): {
-                "logprob": max(one.logprob, IMPOSSIBLE),
-                "rank": one.rank,
-                "decoded_token": one.decoded_token,
-            }
-            for token_id, one in row.items()
-        }
-        for row in rows
-    ]
+    text = bytearray(b"[")
+    for row in rows:
+        text += _place(row) + b","
+    text[-1:] = b"]"
+    return msgspec.Raw(text)
+
+
+def _place(row: Mapping[int, Any]) -> bytes:
+    entries = {
+        str(token_id): {"logprob": max(one.logprob, IMPOSSIBLE), "rank": one.rank, "decoded_token": one.decoded_token}
+        for token_id, one in row.items()
+    }
+    return encoded(entries or None)
 
 
 def model_unknown(problem: str) -> Refusal:

@@ -5,7 +5,7 @@ vLLM renders chats and tokenises; it passes images on undecoded, and every check
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from rollmatch.server.structures import KINDS
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
+    from vllm.logprobs import LogprobsOnePosition
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _OPTIONS = ("reasoning_ended", "reasoning_parser_kwargs")
@@ -44,7 +45,10 @@ class CallNotes:
     """Prompts whose responses are whole."""
     is_written: bool = False
     """Whether those of all prompts are, and vLLM's classes have them."""
+    is_streamed: bool = False
     error: RollmatchError | None = None
+    prompt_logprobs: "dict[int, Sequence[LogprobsOnePosition]]" = field(default_factory=dict)
+    """Index of a prompt -> those of its tokens, in place of what vLLM's classes would make of them."""
     images: list[Image.Image] = field(default_factory=list)
     """Of a chat, until its prompt goes to an engine: what vLLM's classes render stays in memory long after the call."""
 
@@ -87,7 +91,11 @@ class PooledEngine:
         place, call.num_prompts = call.num_prompts, call.num_prompts + 1
         images, call.images = call.images, []
         rendered = EnginePrompt(token_ids=prompt["prompt_token_ids"], images=images, expanded_len=0)
-        self._server.prompts.check(rendered.token_ids, len(rendered.images), item=place, key=f"prompt[{place}]")
+        try:
+            self._server.prompts.check(rendered.token_ids, len(rendered.images), item=place, key=f"prompt[{place}]")
+        except RollmatchError as error:
+            call.error = error
+            raise
         kept = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
         return self._generate(call, place, rendered, sampling_params, kept)
 
@@ -106,6 +114,8 @@ class PooledEngine:
             async with aclosing(stream) as parts:
                 async for part, version in parts:
                     call.versions[place] = version
+                    if part.output.prompt_logprobs is not None:
+                        call.prompt_logprobs[place], part.output.prompt_logprobs = part.output.prompt_logprobs, None
                     yield part.output
             call.num_written += 1
             if call.num_written == call.num_prompts:

@@ -19,7 +19,7 @@ from rollmatch.dialects.openai.engine import CallNotes, notes
 from rollmatch.dialects.openai.serving import OpenAIServing, image_urls, make_serving
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
-from rollmatch.server.http import CONTENT_TYPES, answer, check_json, encoded, read_body, unless_gone
+from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone
 from rollmatch.server.openapi import accepts
 from rollmatch.server.sampling import LONGEST, make_sampling
 from rollmatch.server.state import VERSION_HEADER, ServerState
@@ -60,7 +60,7 @@ def openai_routes(server: ServerState) -> APIRouter:
         if body.prompt_logprobs is not None:
             longest_text = server.settings.max_model_len
             num_places = sum(len(prompt) if isinstance(prompt, list) else longest_text for prompt in prompts)
-            count = num_places * (body.prompt_logprobs + 1)
+            count = num_places * (body.prompt_logprobs + 1) * (body.n or 1)
             server.generator.count_logprobs(count, key="prompt_logprobs")
         return await calls.serve(request, body, (await calls.serving()).completion)
 
@@ -128,7 +128,7 @@ class OpenAICalls:
 
         ``parts``: content of each message of a chat, with others in place of ``images``.
         """
-        call, server = CallNotes(images=list(images)), self.server
+        call, server = CallNotes(images=list(images), is_streamed=bool(body.stream)), self.server
         notes.set(call)
         await server.chunked.before_generating()
         try:
@@ -141,5 +141,6 @@ class OpenAICalls:
         if isinstance(reply, CompletionStream):
             chunks = reply.chunks(call, body.n or 1)
             return StreamingResponse(chunks, media_type="text/event-stream", headers=version)
-        whole = await asyncio.to_thread(encoded, with_versions(reply, call, body.n or 1))
-        return Response(whole, media_type=CONTENT_TYPES[0], headers=version)
+        whole = await asyncio.to_thread(answer, request, with_versions(reply, call, body.n or 1))
+        whole.headers.update(version)
+        return whole

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from rollmatch.dialects.openai.answers import MISREAD, Endpoint, model_unknown
+from rollmatch.dialects.openai.answers import MISREAD, Endpoint, condensing, model_unknown
 from rollmatch.dialects.openai.bodies import ChatMessage
 from rollmatch.dialects.openai.engine import PooledEngine
 from rollmatch.errors import LaunchError
@@ -62,6 +62,8 @@ def _serving_of(server: ServerState, client: PooledEngine, models: Any) -> OpenA
     except (KeyError, TypeError, ValueError) as error:
         raise _parser_unknown(error) from error
     completion = OpenAIServingCompletion(client, models, online_renderer=renderer, request_logger=None)
+    chat._create_chat_logprobs = condensing(chat._create_chat_logprobs)
+    completion._create_completion_logprobs = condensing(completion._create_completion_logprobs)
     names = (
         "VLLMClientError",
         "VLLMNotFoundError",

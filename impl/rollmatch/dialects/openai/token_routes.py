@@ -22,7 +22,7 @@ from rollmatch.dialects.openai.bodies import DetokenizeBody, RenderBody, TokenBo
 from rollmatch.dialects.openai.serving import check_name, image_urls, names_of
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
-from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone
+from rollmatch.server.http import CONTENT_TYPES, answer, check_json, read_body, unless_gone, written
 from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import Sampling
 from rollmatch.server.prompts import GenerateRequest
@@ -47,7 +47,7 @@ def token_routes(server: ServerState) -> APIRouter:
         outputs = await unless_gone(request, server.generator.generate([asked], where="token_ids", clamp=True))
         if isinstance(outputs, Response):
             return outputs
-        fields = await asyncio.to_thread(_reply, body, outputs, server=server)
+        fields = await asyncio.to_thread(_reply, request, body, outputs, server=server)
         if body.return_token_ids:
             fields |= _prompt_of(body, outputs[0][0], server.prompts.image_id)
         return server.with_version(await asyncio.to_thread(answer, request, fields), outputs)
@@ -111,7 +111,9 @@ def token_request(body: TokenBody) -> GenerateRequest:
     )
 
 
-def _reply(body: TokenBody, outputs: Sequence[tuple[EngineOutput, int]], *, server: ServerState) -> dict[str, object]:
+def _reply(
+    request: Request, body: TokenBody, outputs: Sequence[tuple[EngineOutput, int]], *, server: ServerState
+) -> dict[str, object]:
     num_prompt = len(outputs[0][0].prompt_token_ids)
     num_written = sum(len(output.response_token_ids) for output, _ in outputs)
     usage = {"prompt_tokens": num_prompt, "completion_tokens": num_written, "total_tokens": num_prompt + num_written}
@@ -120,7 +122,9 @@ def _reply(body: TokenBody, outputs: Sequence[tuple[EngineOutput, int]], *, serv
         "model": names_of(server)[0],
         "created": int(time.time()),
         "choices": [
-            _choice(place, *pair, version_name=server.update.name_of(pair[1])) for place, pair in enumerate(outputs)
+            _choice(place, *pair, version_name=server.update.name_of(pair[1]))
+            | {"logprobs": None if pair[0].logprobs is None else written(request, {"content": _logprobs_of(pair[0])})}
+            for place, pair in enumerate(outputs)
         ],
         "prompt_logprobs": prompt_places(outputs[0][0].prompt_logprobs),
         "usage": usage,
@@ -134,18 +138,15 @@ def _choice(place: int, output: EngineOutput, version: int, *, version_name: str
         "token_ids": output.response_token_ids,
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_token_id,
-        "logprobs": None if output.logprobs is None else {"content": _logprobs_of(output)},
         "policy_version": version,
         "weight_versions": [{"start": 0, "end": len(output.response_token_ids), "version": version_name}],
     }
 
 
 def _logprobs_of(output: EngineOutput) -> list[dict[str, object]]:
-    values = output.values()
-    top = output.top or [()] * len(values)
     return [
-        _entry(token_id, value) | {"top_logprobs": [_entry(*pair) for pair in likeliest]}
-        for token_id, value, likeliest in zip(output.response_token_ids, values, top)
+        _entry(token_id, value) | {"top_logprobs": [_entry(*pair) for pair in likeliest] if output.top else []}
+        for token_id, value, likeliest in zip(output.response_token_ids, output.values(), output.likeliest())
     ]
 
 

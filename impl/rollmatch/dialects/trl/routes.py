@@ -1,16 +1,17 @@
 """The trl dialect: what TRL up to 1.10 and verifiers 0.1.x call. Source: TRL 1.10 ``scripts/vllm_serve.py``."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from rollmatch.dialects.trl.bodies import TrlBatch, TrlChats, TrlSampling
 from rollmatch.server.failures import Refusal
 from rollmatch.server.generation import check_count
-from rollmatch.server.http import answer, read_body, unless_gone
+from rollmatch.server.http import answer, read_body, unless_gone, written
 from rollmatch.server.openapi import accepts
 from rollmatch.server.payloads import Sampling
 from rollmatch.server.prompts import GenerateRequest
@@ -38,7 +39,7 @@ def trl_routes(server: ServerState) -> APIRouter:
         outputs = await unless_gone(request, server.generator.generate(requests, where=where, clamp=True))
         if isinstance(outputs, Response):
             return outputs
-        reply = await asyncio.to_thread(lambda: answer(request, _reply(call, [one for one, _ in outputs])))
+        reply = await asyncio.to_thread(lambda: answer(request, _reply(request, call, [one for one, _ in outputs])))
         return server.with_version(reply, outputs)
 
     @router.post("/generate/")
@@ -107,7 +108,7 @@ def _common(call: TrlSampling) -> Callable[[int], dict[str, Any]]:
     return of
 
 
-def _reply(call: TrlSampling, outputs: list[EngineOutput]) -> dict[str, Any]:
+def _reply(request: Request, call: TrlSampling, outputs: list[EngineOutput]) -> dict[str, Any]:
     """``prompt_ids`` has a row per prompt, the others one per response; log-probabilities: (response, token, k)."""
     reply: dict[str, Any] = {
         "prompt_ids": [one.prompt_token_ids for one in outputs[:: call.n]],
@@ -116,12 +117,12 @@ def _reply(call: TrlSampling, outputs: list[EngineOutput]) -> dict[str, Any]:
         "logprob_token_ids": None,
     }
     if call.logprobs is not None:
-        places = [_likeliest(one) for one in outputs]
-        reply["logprobs"] = [[[value for _, value in place] for place in row] for row in places]
-        reply["logprob_token_ids"] = [[[token_id for token_id, _ in place] for place in row] for row in places]
+        rows = [_written(request, one) for one in outputs]
+        reply["logprob_token_ids"], reply["logprobs"] = map(list, zip(*rows, strict=True))
     return reply
 
 
-def _likeliest(output: EngineOutput) -> Sequence[Sequence[tuple[int, float]]]:
-    """For each token of a response, the ids with their log-probabilities; the sampled one alone where no more are."""
-    return output.top or [[pair] for pair in zip(output.response_token_ids, output.values())]
+def _written(request: Request, output: EngineOutput) -> tuple[msgspec.Raw, msgspec.Raw]:
+    """Ids, and log-probabilities, of the likeliest at each token of a response."""
+    places = [tuple(zip(*place, strict=True)) for place in output.likeliest()]
+    return written(request, [ids for ids, _ in places]), written(request, [values for _, values in places])
