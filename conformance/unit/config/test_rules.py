@@ -26,6 +26,8 @@ SHARED = "training.share_prompts=true"
 ROW = f"{TOKENS}=1024"
 BESIDE = "tuner.modules_to_save=[lm_head]"
 ALONE = ["tuner.train_type=lora", "~.rollout_backend=vllm", "~.vllm.enable_lora=true", "~.vllm.sync.mode=adapter"]
+SERVED = ("~.vllm.mode=server", "~.vllm.server.base_url=http://h:1", "~.vllm.server.group_port=2")
+ENGINE_LENGTH = "custom.extra.rollout_server.vllm_max_model_len"
 CONTINUED = ("tuner.train_type=lora", "model.adapter=runs/a", "model.adapter_start=continue")
 BROKEN = [
     ("dora-without-lora", "tuner.use_dora", ["tuner.use_dora=true"], ["tuner.use_dora=true", "tuner.train_type=lora"]),
@@ -58,6 +60,16 @@ BROKEN = [
     values("adapter-option-without-lora", "tuner.lora_rank", 64, 8),
     values("adapter-option-without-lora", "tuner.target_regex", ".*q_proj", "null"),
     values("adapter-option-without-lora", "model.adapter_start", "continue", "merge"),
+    values("adapter-option-without-lora", "~.vllm.sync.mode", "adapter", "full", "~.vllm.enable_lora=true"),
+    values(
+        "engine-shorter-than-segment",
+        ENGINE_LENGTH,
+        511,
+        512,
+        *SERVED,
+        "~.max_new_tokens=64",
+        "~.vllm.max_model_len=512",
+    ),
     values("adapter-option-not-used", "tuner.lora_dropout", 0.1, 0, *CONTINUED),
     values("adapter-option-not-used", "tuner.freeze_vit", "true", "false", *CONTINUED),
     ("adapter-option-without-lora", "tuner.modules_to_save", [BESIDE], [BESIDE, "tuner.train_type=lora"]),

@@ -53,6 +53,13 @@ def test_tools_are_sent_as_schemas_and_images_as_png(call):
         call(lambda client: client.chat([[TEXT]], chat_template="x"))
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}], ids=["no content", "null"])
+def test_a_message_that_only_calls_tools_is_sent_as_it_is(call, content):
+    chats = [[TEXT, {"role": "assistant", "tool_calls": [{"type": "function"}]} | content]] * 2
+    call(lambda client: client.chat(chats))
+    assert call.body["messages"] == chats
+
+
 @pytest.mark.parametrize(
     ("reply", "code"),
     [
