@@ -50,7 +50,7 @@ WeightedReward = Callable[..., object] | tuple[Callable[..., object], float]
 Config = Mapping[str, object] | str | Path
 """Keys, nested or dotted, or a YAML file."""
 Existing = Literal["refuse", "resume", "overwrite"]
-REWARDS, TOOLS = "custom.extra.grpo.rewards", "custom.extra.environment.tools"
+REWARDS, OF_TOOLS = "custom.extra.grpo.rewards", "custom.extra.environment"
 
 
 class RewardNotImportable(ConfigError):
@@ -122,13 +122,15 @@ class GRPOTrainer:
         tree: Tree = {}
         if args is not None or config is None:
             keys, self.left_out = keys_of_args(args) if args is not None else keys_of_defaults(str(model))
+            if tools:  # TRL's limit is that of all turns
+                keys[f"{OF_TOOLS}.max_response_tokens"] = keys["custom.extra.rollout_matching.max_new_tokens"]
             tree = nested({key: value for key, value in keys.items() if key != "custom.trainer_variant"})
         if peft_config is not None:
             tree = merge(tree, nested(keys_of_peft(peft_config)))
         if config is not None:
             tree = merge(tree, _tree_of(config))
         if tools:
-            tree = _with_arguments(tree, {TOOLS: [name_of(one) for one in _as_list(tools, "tools")]})
+            tree = _with_arguments(tree, {f"{OF_TOOLS}.tools": [name_of(one) for one in _as_list(tools, "tools")]})
         self.callbacks = [*_as_list(callbacks, "callbacks")]
         arguments = {"model.model": str(model), "custom.trainer_variant": self.variant}
         if use_vllm_server:

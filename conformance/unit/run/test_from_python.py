@@ -384,13 +384,13 @@ def test_tools_are_functions(tmp_path):
         """
         return left * right
 
-    config = keys(tmp_path) | {"model": {}}
-    [name] = GRPOTrainer("m", right, train_dataset=DATA, tools=[multiply], config=config).config["custom"]["extra"][
-        "environment"
-    ]["tools"]
-    assert list(load_tools((name,))) == ["multiply"]
+    args = GRPOConfig(str(tmp_path), max_completion_length=300)
+    made = GRPOTrainer("m", right, args, DATA, tools=[multiply]).config["custom"]["extra"]["environment"]
+    assert list(load_tools(tuple(made["tools"]))) == ["multiply"]
+    assert made["max_response_tokens"] == 300, "of all turns, as in TRL"
+    config = keys(tmp_path) | {"model": {}, "environment.tools": ["my:other"]}
     with refused("given-twice", "custom.extra.environment.tools"):
-        GRPOTrainer("m", right, None, DATA, tools=[multiply], config=config | {"environment.tools": ["my:other"]})
+        GRPOTrainer("m", right, None, DATA, tools=[multiply], config=config)
 
 
 def test_a_record_that_cannot_be_written_is_refused_by_row(tmp_path):
