@@ -1,6 +1,7 @@
 """Configurations and commands of all pages work as they are printed, in a directory that holds what they name."""
 
 import json
+import math
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from conformance.judge.servers import command as judge
 from conformance.judge.trainers import command as judge_trainer
 from conformance.judge.vectors import command as vectors
 from rollmatch.cli.main import main, make_parser
+from rollmatch.journal import read_journal
 
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 MODELS = {
@@ -143,13 +145,19 @@ def configurations():
         )
 
 
-@pytest.mark.parametrize(("block", "base"), [*configurations()])
-def test_each_configuration_passes_the_check(here, capsys, block, base):
+def write_configuration(here, block, base):
+    """The name of its file, beside the files that it names."""
     [name, *_] = [*re.findall(r"^# (\S+\.yaml)$", block, re.MULTILINE), "my.yaml"]
     (here / "base.yaml").write_text(base or "")
     (here / "servers.json").write_text("".join(blocks_of("docs/guides/servers.md", "json")))
     block = block.replace("/shared/servers.json", "servers.json")
     (here / name).write_text(block if base is None else f"extends: base.yaml\n{block}")
+    return name
+
+
+@pytest.mark.parametrize(("block", "base"), [*configurations()])
+def test_each_configuration_passes_the_check(here, capsys, block, base):
+    name = write_configuration(here, block, base)
     quick = ["--set", "environment.processes=0"] if "processes:" in block else []  # each would load torch
     assert main(["check", name, *quick]) == 0, capsys.readouterr().err
 
@@ -265,6 +273,28 @@ SMALL = [
     *("--set", "training.per_device_train_batch_size=1", "--set", "training.bf16=false"),
     *("--set", "training.report_to=none", "--set", "training.eval_scenes=1"),
 ]
+
+
+TRAINED = ("guides/grpo.md", "guides/vineppo.md", "guides/distill.md", "guides/large-models.md")
+"""Guides whose configurations need neither servers nor more machines; detector.md and agents.md have their tests."""
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("block", "base"), [one for one in configurations() if str(one.id).rpartition("-")[0] in TRAINED]
+)
+def test_each_configuration_of_a_guide_trains(here, tmp_path, block, base):
+    name = write_configuration(here, block, base)
+    assert main(["train", name, *SMALL, "--set", f"training.output_dir={tmp_path}/run"]) == 0
+    events = [event for event in read_journal(tmp_path / "run/journal.jsonl") if event["event"] == "step"]
+    assert [event["step"] for event in events] == [1]
+    assert math.isfinite(events[0]["loss"])
+
+
+def test_no_page_or_remedy_installs_rollmatch_from_an_index():
+    """It is installed from its clone."""
+    texts = [path.read_text(encoding="utf-8") for path in (*PAGES, *(ROOT / "impl").rglob("*.py"))]
+    assert not [found for text in texts for found in re.findall(r"pip install (?:-\S+ )*['\"]?rollmatch.*", text)]
 
 
 def run(command, *here):
