@@ -63,6 +63,8 @@ def export(options: argparse.Namespace) -> None:
         kept = write_weights(load_trained(_wide(config), checkpoint), partial, dtype, base=base)
         _write_config(partial, dtype)
         made = [f"{config.tuner.train_type} fine-tuning, {checkpoint.name}, {dtype}", *kept.sentences(dtype)]
+        if config.tuner.train_type == "lora":
+            made.append("Merging rounds: answers near a tie may differ from those of the adapter")
     if (compute := autocast_of(config, dtype, adapter=options.adapter)) is not None:
         made.append(f"It was evaluated under autocast to {compute}; without, answers may differ")
     name = options.push.rpartition("/")[2] if options.push else out.resolve().name
