@@ -309,16 +309,30 @@ def test_a_stand_in_that_its_own_key_refuses_is_named_and_not_tried_for_ever(mon
 def test_secrets_are_hidden_in_the_resolved_configuration():
     config = config_with(
         "training.extra_arguments.hub_token=hf_abc",
-        "custom.extra.rollout_server.vllm_engine_kwargs.hf_token=hf_def",
         "~.rollout_backend=vllm",
         "~.vllm.mode=server",
         "~.vllm.server.base_url=http://me:word@node7:8000",
         "~.vllm.server.group_port=51216",
     )
     text = resolved_yaml(config)
-    assert not any(secret in text for secret in ("hf_abc", "hf_def", "me:word"))
-    assert text.count("***") == 3
+    assert not any(secret in text for secret in ("hf_abc", "me:word"))
+    assert text.count("***") == 2
     assert "node7:8000" in text
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "custom.extra.rollout_server.vllm_engine_kwargs.hf_token",
+        "custom.extra.swift.rollout_options.api_key",
+        "custom.extra.swift.rlhf_options.hub_token",
+    ],
+)
+def test_a_secret_that_would_stand_in_the_list_of_processes_is_refused(key):
+    with refused("secret-on-command-line", key=key, remedy="HF_TOKEN") as caught:
+        config_with(f"{key}=hf_abc")
+    assert "hf_abc" not in str(caught.value)
+    assert config_with(f"{key}=true") is not None
 
 
 @pytest.mark.parametrize("url", ["ftp://me:word@a:1", "http://me:word@a:x", "me:word@a:1", "http://a:1/?api_key=word"])

@@ -6,7 +6,9 @@ from typing import Any
 from rollmatch.errors import HIDDEN, without_credentials
 
 _SECRET_KEY = re.compile(
-    r"(^|_)(password|passwd|secret|api_?key|(hub|hf|auth|access|bearer)_token)$|^token$", re.IGNORECASE
+    r"(^|[_-])(password|passwd|secret|authorization|(api|access|private|secret)[_-]?key"
+    r"|(api|hub|hf|auth|access|refresh|session|bearer|github|wandb)[_-]token)$|^token$",
+    re.IGNORECASE,
 )
 
 
@@ -15,6 +17,8 @@ def without_secrets(tree: Any, key: str = "") -> Any:
 
     >>> without_secrets({"hub_token": "hf_x", "base_url": ["http://me:word@node7:8000"], "pad_token": "<pad>"})
     {'hub_token': '***', 'base_url': ['http://***@node7:8000'], 'pad_token': '<pad>'}
+    >>> without_secrets({"x-api-key": "x", "aws_secret_access_key": "x"})
+    {'x-api-key': '***', 'aws_secret_access_key': '***'}
     """
     if isinstance(tree, dict):
         return {name: without_secrets(value, str(name)) for name, value in tree.items()}

@@ -8,6 +8,7 @@ from rollmatch.config.connection import LAST_PORT, ServerConfig, is_loopback
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.rollout_matching import VllmConfig
 from rollmatch.config.schema import Rule, RunConfig
+from rollmatch.config.secrets import without_secrets
 from rollmatch.config.servers import (
     ServerAddress,
     is_named_in_rlhf,
@@ -22,6 +23,10 @@ from rollmatch.errors import ConfigError
 VLLM = f"{ROLLOUT_MATCHING}.vllm"
 SERVER = f"{VLLM}.server"
 STAGE, TENSOR_PARALLEL = f"{VLLM}.sync.stage", "custom.extra.rollout_server.vllm_tensor_parallel_size"
+ON_COMMAND_LINES = tuple(
+    f"custom.extra.{name}"
+    for name in ("rollout_server.vllm_engine_kwargs", "swift.rollout_options", "swift.rlhf_options")
+)
 LORA_ON_SERVER = "custom.extra.rollout_server.vllm_enable_lora"
 _FORMS = "Name servers (a list of base_url and group_port), or base_url with group_port, or servers_file."
 
@@ -185,7 +190,23 @@ def _lora(config: RunConfig) -> Iterator[ConfigError]:
 
 
 _NAMES = tuple(f"{SERVER}.{name}" for name in ("servers", "base_url", "group_port", "servers_file"))
+
+
+def _command_lines(config: RunConfig) -> Iterator[ConfigError]:
+    """Options that become words of a command, which every user of the machine can read while it runs."""
+    extra = config.custom.extra
+    given = (extra.rollout_server.vllm_engine_kwargs, extra.swift.rollout_options, extra.swift.rlhf_options)
+    for section, options in zip(ON_COMMAND_LINES, given, strict=True):
+        hidden = without_secrets(options)
+        for name in options:
+            if hidden[name] != options[name]:
+                problem = "is a secret, and would stand in the list of processes"
+                remedy = "Remove it, and log in by `hf auth login`, or set HF_TOKEN or what else the program reads."
+                yield ConfigError(problem, code="secret-on-command-line", key=f"{section}.{name}", remedy=remedy)
+
+
 SERVER_RULES: tuple[Rule, ...] = (
+    Rule(reads=ON_COMMAND_LINES, check=_command_lines),
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_form),
     Rule(reads=_NAMES, check=_pair),
     Rule(reads=(f"{VLLM}.mode", *_NAMES), check=_distinct),
