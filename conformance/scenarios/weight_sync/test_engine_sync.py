@@ -86,7 +86,7 @@ def test_a_flipped_bit_is_found_and_the_next_sync_works(learner, policies, scene
     "weight-sync/only-adapter-bytes-travel", clauses=["weight-sync/adapter-sync-sends-adapters-only#1"]
 )
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
-def test_an_adapter_is_merged_on_the_server_as_the_learner_merges_it(learner, scene_batch, greedy, use_dora):
+def test_an_adapter_is_merged_on_the_server_as_the_learner_merges_it(learner, policies, scene_batch, greedy, use_dora):
     model = adapted(use_dora=use_dora)
     found, merged = adapter_of(model), dict(merged_weights(model))
     adapter, merges = dict(found.tensors), [asdict(merge) for merge in found.merges]
@@ -98,8 +98,11 @@ def test_an_adapter_is_merged_on_the_server_as_the_learner_merges_it(learner, sc
     assert status == 200, body
     assert body["merged_digests"] == wanted
     responses, _ = learner.server.infer(scene_batch, **greedy)
-    assert learner.sync(merged, version=version + 1)[0] == 200
+    sync(learner, policies[1])  # weights of another model stand where the adapter has none
+    assert learner.sync(adapter, version=version + 2, adapter=plan)[0] == 200
+    assert learner.server.infer(scene_batch, **greedy)[0] == responses
+    assert learner.sync(merged, version=version + 3)[0] == 200
     assert learner.server.infer(scene_batch, **greedy)[0] == responses
     wrong = plan | {"merged_digests": wanted | {merges[0]["name"]: "0" * 32}}
-    status, body = learner.sync(adapter, version=version + 2, adapter=wrong)
+    status, body = learner.sync(adapter, version=version + 4, adapter=wrong)
     assert (status, body["code"], body["key"]) == (409, "digest-mismatch", merges[0]["name"])
