@@ -31,23 +31,3 @@ def test_training_half_weights_by_adam_is_refused_unless_allowed():
     others = (adam, "training.allow_half_weights=true"), (adam, "training.bf16=true"), (adam, "tuner.train_type=lora")
     dtypes = [effective.learner_dtype(load_digits(half, *each)) for each in (*others, ("training.optim=sgd",))]
     assert dtypes == ["bfloat16", "float32", "bfloat16", "bfloat16"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ((), "float32"),
-        (("training.bf16=true",), "bfloat16"),
-        (("training.bf16=true", "custom.extra.rollout_matching.vllm.dtype=float32"), "float32"),
-        (("model.torch_dtype=auto",), "auto"),
-    ],
-)
-def test_the_engine_s_precision_is_that_of_the_compute(overrides, expected):
-    assert effective.engine_dtype(load_digits(*overrides)) == expected
-
-
-def test_the_learner_computes_with_the_configured_threads(tmp_path, monkeypatch):
-    asked = []  # torch's own figure belongs to a thread, and other tests of this process have set it
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    make_trainer(tmp_path, "training.learner_threads=3")
-    assert asked == [3]
