@@ -7,8 +7,6 @@ from dataclasses import replace
 import msgspec
 import pytest
 import responses
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conformance.doubles.learner_side import TEMPLATE, URL, server_of
 from conformance.doubles.records import make_request
@@ -136,15 +134,6 @@ def test_a_native_entry_that_is_not_whole_is_refused(entry, code):
     responses.post(f"{URL}/native/infer/", **native_answer([entry]))
     with refused(code):
         server_of("native").infer(prompts(1), RULES)
-
-
-@given(st.lists(st.integers(0, 2**31 - 1), min_size=1), st.lists(st.integers(0, 2**31 - 1)))
-def test_ids_survive_the_way_there_and_back(prompt_ids, response_ids):
-    with responses.RequestsMock() as mock:
-        entry = native_entry(0, prompt_token_ids=pack_ids(prompt_ids), response_token_ids=pack_ids(response_ids))
-        mock.post(f"{URL}/native/infer/", **native_answer([entry]))
-        (reply,) = server_of("native").infer(prompts(1), RULES)
-    assert (reply.prompt_token_ids, reply.response_token_ids) == (tuple(prompt_ids), tuple(response_ids))
 
 
 @responses.activate

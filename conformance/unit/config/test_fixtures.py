@@ -1,6 +1,5 @@
 """The files of fixtures/config: ``good_*`` load, ``bad_*`` name their faults, ``base_*`` are parts; the JSON schema."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -96,10 +95,6 @@ def test_the_minimal_file_holds_only_what_is_required():
         smaller = {**tree, section: {name: value for name, value in tree[section].items() if name != key}}
         with refused("missing-key", f"{section}.{key}", problem=problem):
             make(smaller)
-
-
-def test_it_is_plain_json():
-    assert json.loads(json.dumps(json_schema())) == json_schema()
 
 
 def test_a_resolved_tree_is_accepted(validator):
