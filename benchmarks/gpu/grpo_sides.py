@@ -164,6 +164,8 @@ class OurSide(GrpoSide):
 class TrlSide(GrpoSide):
     """TRL's own server and trainer."""
 
+    way, own = "trl", {"asynchronous": False}
+
     def serve(self, model, scale):
         """Command of a server, its log and variables."""
         command = [
@@ -176,11 +178,12 @@ class TrlSide(GrpoSide):
 
     def samples(self, case):
         """As ``OurSide``, of its one way."""
-        name, scale = f"{case.name}-trl", case.scale
+        name, scale = f"{case.name}-{self.way}", case.scale
         settings = scale | {
             "model": str(case.model), "url": self.url, "group_port": free_port(), "prompts": prompts_of(scale),
             "lora": case.kind == "lora", "out": str(self.folder / name), "mode": self.options.mode,
             "engine_memory": self.options.engine_memory, "samples": str(self.folder / f"{name}-samples.json"),
+            **self.own,
         }  # fmt: skip
         path = self.folder / f"{name}.json"
         path.write_text(json.dumps(settings))
@@ -189,4 +192,25 @@ class TrlSide(GrpoSide):
         code, output = finish(command, log, timeout_s=500, CUDA_VISIBLE_DEVICES=self.learner_gpu, **PATHS)
         assert code == 0, output[-3000:]
         completions = scale["num_prompts"] * scale["num_generations"]
-        yield "trl", json.loads(Path(settings["samples"]).read_text()) | {"completions": completions}
+        yield self.way, json.loads(Path(settings["samples"]).read_text()) | {"completions": completions}
+
+
+class AsyncTrlSide(TrlSide):
+    """A stock vLLM server and TRL's AsyncGRPO, whose samples may be four steps old (its default).
+
+    It keeps activations of all layers; those of 16 completions would not fit beside 4 B weights in float32.
+    """
+
+    way, own = "trl-async", {"asynchronous": True, "micro_batch": 8}
+
+    def serve(self, model, scale):
+        """As ``TrlSide``."""
+        command = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
+            *("--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(self.port)),
+            *("--max-model-len", str(longest_of(scale))),
+            *("--gpu-memory-utilization", str(self.options.server_memory)),
+            *("--weight-transfer-config", json.dumps({"backend": "nccl"}), "--logprobs-mode", "processed_logprobs"),
+        ]
+        variables = PATHS | {"CUDA_VISIBLE_DEVICES": "0", "VLLM_SERVER_DEV_MODE": "1"}
+        return command, self.folder / "trl-async-server.txt", variables

@@ -11,7 +11,8 @@ stays up for all cases, both on one GPU with an equal share of its memory, and o
 ``--rehearse`` runs our side on a tiny model without GPUs. Every case has a JSON, to which the samples of a later run
 are added; ratios are of medians without the first step, which compiles and captures. ``learn_share`` is the share of
 the matrix rate of this GPU that our learning reaches, recomputation and padding not counted. TRL recomputes every
-layer; ours does so with the way ``checkpointed``, to compare the peaks of memory.
+layer; ours does so with the way ``checkpointed``, to compare the peaks of memory. ``--sides ours trl-async --cases
+full-even:ahead`` is beside TRL's AsyncGRPO (all weights, no adapters), which recomputes nothing here.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.four_billion import SMALL_MODEL, make_model, shaped
-from benchmarks.gpu.grpo_sides import WAYS, OurSide, TrlSide, longest_of
+from benchmarks.gpu.grpo_sides import WAYS, AsyncTrlSide, OurSide, TrlSide, longest_of
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.report import RESULTS, folder_of
 
@@ -40,7 +41,7 @@ LENGTHS = {
 }
 BARS = {"even": {"off / trl": 0.5, "ahead / trl": 0.33}, "uneven": {"off / trl": 0.4}, "long": {}}
 """At most; with LoRA, a server and two GPUs."""
-SIDES = {"ours": OurSide, "trl": TrlSide}
+SIDES = {"ours": OurSide, "trl": TrlSide, "trl-async": AsyncTrlSide}
 SHOWN = ("uneven", "long", "colocate")
 """Parts of a result's name that say what is not the default."""
 
@@ -50,7 +51,8 @@ def ratios(samples):
     later = {way: measured["steps"][1:] for way, measured in samples.items()}
     middle = {way: statistics.median(step["step_s"] for step in steps) for way, steps in later.items()}
     each = {way: statistics.median(s["step_s"] / s["response_tokens"] for s in steps) for way, steps in later.items()}
-    return middle, {f"{way} / trl": each[way] / each["trl"] for way in each if way != "trl" and "trl" in each}
+    peers = [way for way in each if way not in WAYS]
+    return middle, {f"{way} / {peer}": each[way] / each[peer] for peer in peers for way in each if way in WAYS}
 
 
 def peaks(samples):

@@ -1,4 +1,5 @@
-"""TRL's GRPO trainer on a server of TRL's or with its colocated engine, timed by step; the peer of ``grpo_step``.
+"""TRL's GRPO trainer on a server of TRL's or with its colocated engine, or its AsyncGRPO on a stock vLLM server, timed
+by step; the peers of ``grpo_step``.
 
 torchrun --standalone --nproc_per_node 1 -m benchmarks.gpu.trl_step SETTINGS_JSON
 
@@ -70,13 +71,18 @@ def config_of(settings):
     )
 
 
+def rewarded(completions, **_):
+    """Any reward that differs within a group."""
+    return [float(place % 2) for place in range(len(completions))]
+
+
 def train(settings):
     clock = StepClock()
     prompts = [[{"role": "user", "content": text}] for text in settings["prompts"]]
     trainer = GRPOTrainer(
         model=settings["model"],
         args=config_of(settings),
-        reward_funcs=lambda completions, **_: [float(place % 2) for place in range(len(completions))],
+        reward_funcs=rewarded,
         train_dataset=Dataset.from_dict({"prompt": prompts}),
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if settings["lora"] else None,
         callbacks=[clock],
@@ -92,5 +98,65 @@ def train(settings):
     Path(settings["samples"]).write_text(json.dumps(figures))
 
 
+def train_async(settings):
+    """TRL's AsyncGRPO, with as few changes as a machine without the hub allows.
+
+    Its attention kernel is one of the hub: torch's own for packed sequences takes its place, by the same interface. Its
+    tokenizer gets a chat template that TRL knows. Nothing is recomputed, as on our side.
+    """
+    from transformers import AutoTokenizer
+    from transformers.integrations import hub_kernels
+    from trl import chat_template_utils
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+    from benchmarks.gpu import packed_attention
+
+    hub_kernels.is_kernels_available = lambda: True
+    hub_kernels.get_kernel = lambda *_, **__: packed_attention
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    tokenizer.chat_template = chat_template_utils.qwen2_5_chat_template
+    clock = StepClock()
+    completions = settings["num_prompts"] * settings["num_generations"]
+    trainer = AsyncGRPOTrainer(
+        model=settings["model"],
+        args=AsyncGRPOConfig(
+            output_dir=settings["out"],
+            max_steps=settings["steps"],
+            per_device_train_batch_size=settings["micro_batch"],
+            gradient_accumulation_steps=completions // settings["micro_batch"],
+            token_budget=0,  # micro-batches of so many completions
+            num_generations=settings["num_generations"],
+            max_completion_length=settings["response_len"],
+            learning_rate=1e-5,
+            bf16=True,
+            gradient_checkpointing=False,
+            vllm_server_base_url=settings["url"],
+            save_strategy="no",
+            report_to="none",
+        ),
+        reward_funcs=rewarded,
+        train_dataset=Dataset.from_dict(
+            {"prompt": [[{"role": "user", "content": text}] for text in settings["prompts"]]}
+        ),
+        processing_class=tokenizer,
+        callbacks=[clock],
+    )
+    clock.watch(trainer, "_sync_weight", "sync")
+    learn, counted = trainer.compute_loss, []
+
+    def counting(model, inputs, *arguments, **options):
+        counted.append(float(inputs["global_n_tokens"][0]))
+        return learn(model, inputs, *arguments, **options)
+
+    trainer.compute_loss = counting
+    trainer.train()
+    passes = completions // settings["micro_batch"]
+    for place, step in enumerate(clock.steps):
+        step["response_tokens"] = sum(counted[place * passes : (place + 1) * passes])
+    figures = {"steps": clock.steps, "peak_bytes": torch.cuda.max_memory_allocated()}
+    Path(settings["samples"]).write_text(json.dumps(figures))
+
+
 if __name__ == "__main__":
-    train(json.loads(Path(sys.argv[1]).read_text()))
+    given = json.loads(Path(sys.argv[1]).read_text())
+    (train_async if given["asynchronous"] else train)(given)
