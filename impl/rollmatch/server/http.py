@@ -269,12 +269,12 @@ def answer(request: Request, reply: BaseModel | dict[str, Any] | list[Any], *, s
     return StreamingResponse(_taken(parts), media_type=CONTENT_TYPES[0], status_code=status, headers=headers)
 
 
-async def _taken(parts: deque[bytes | memoryview]) -> AsyncIterator[memoryview]:
+async def _taken(parts: deque[bytes | memoryview]) -> AsyncIterator[bytes]:
     """A large reply in parts: of what it is given, a transport keeps a copy until it is sent."""
     while parts:
         part = memoryview(parts.popleft())
         for start in range(0, len(part), _SENT_BYTES):
-            yield part[start : start + _SENT_BYTES]
+            yield bytes(part[start : start + _SENT_BYTES])
 
 
 def written(request: Request, value: object) -> msgspec.Raw:
