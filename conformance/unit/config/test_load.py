@@ -308,7 +308,10 @@ def test_a_stand_in_that_its_own_key_refuses_is_named_and_not_tried_for_ever(mon
 
 def test_secrets_are_hidden_in_the_resolved_configuration():
     config = config_with(
-        "training.extra_arguments.hub_token=hf_abc",
+        "custom.trainer_variant=grpo",
+        "custom.extra.environment.name=fixtures.tasks.treasures:TwoTreasures",
+        "custom.extra.environment.options.api_key=hf_abc",
+        "custom.extra.environment.max_response_tokens=512",
         "~.rollout_backend=vllm",
         "~.vllm.mode=server",
         "~.vllm.server.base_url=http://me:word@node7:8000",
@@ -318,6 +321,12 @@ def test_secrets_are_hidden_in_the_resolved_configuration():
     assert not any(secret in text for secret in ("hf_abc", "me:word"))
     assert text.count("***") == 2
     assert "node7:8000" in text
+
+
+def test_a_secret_that_every_checkpoint_would_hold_is_refused():
+    with refused("argument-not-used", key="training.extra_arguments.hub_token", remedy="HF_TOKEN") as caught:
+        config_with("training.extra_arguments.hub_token=hf_abc")
+    assert "hf_abc" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

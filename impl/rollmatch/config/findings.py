@@ -91,6 +91,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "logging_dir": "Remove it: logs are in training.output_dir.",
         "overwrite_output_dir": "Remove it, and start with --overwrite.",
         "resume_from_checkpoint": "Remove it, and start with --resume.",
+        "hub_token": "Remove it, and log in by `hf auth login`, or set HF_TOKEN: every checkpoint would hold it.",
         "group_by_length": _LENGTH,
         "train_sampling_strategy": _LENGTH,
         "length_column_name": _LENGTH,

@@ -156,6 +156,7 @@ NOT_USED = frozenset(
         "do_predict",
         "disable_tqdm",
         "skip_memory_metrics",
+        "hub_token",
     }
 )
 """Fields of transformers.TrainingArguments that have no effect, or a wrong one: what would read them is replaced."""
@@ -190,7 +191,6 @@ FURTHER = frozenset(
         "hub_private_repo",
         "hub_revision",
         "hub_strategy",
-        "hub_token",
         "include_num_input_tokens_seen",
         "liger_kernel_config",
         "load_best_model_at_end",
