@@ -103,10 +103,9 @@ class GRPOTrainer:
         ``args``: TRL's GRPOConfig; ``per_device_train_batch_size`` counts completions there, prompts in our keys.
         Its defaults are taken where neither ``args`` nor ``config`` is passed.
         ``config``: our keys, which win. ``peft_config``: a ``LoraConfig``. ``processing_class``: that of the model.
-        ``callbacks``: of transformers. ``tools``: functions that turns call.
-        ``use_vllm_server`` generates on one rollout server, which the arguments after
-        it name, as on the command line. Errors: ``ConfigError`` with ``given-twice``, ``server-not-used``,
-        ``argument-unknown``.
+        ``callbacks``: of transformers. ``tools``: functions that turns call. ``use_vllm_server`` generates on one
+        rollout server, which the arguments after it name, as on the command line. Errors: ``ConfigError`` with
+        ``given-twice``, ``server-not-used``, ``argument-unknown``.
         """
         check_others(others, [*inspect.signature(GRPOTrainer).parameters][:-1])  # the last are others
         if not isinstance(model, str | Path):
@@ -366,9 +365,7 @@ def _line_of(row: Mapping[str, object], key: str) -> bytes:
         problem, remedy = f"is no mapping, but {row!r:.60}", "Give a list of records, such as [{'prompt': '1 + 1?'}]."
         raise RecordNotJson(problem, key=key, remedy=remedy)
     if hasattr(row.get("image"), "save") and "images" not in row:  # TRL's column of one picture
-        row = {
-            "images" if name == "image" else name: [value] if name == "image" else value for name, value in row.items()
-        }
+        row = {"images": [row["image"]], **{name: value for name, value in row.items() if name != "image"}}
     try:
         return f"{json.dumps(row, ensure_ascii=False, default=_path_of)}\n".encode()
     except (TypeError, ValueError) as error:  # also half a character, and a record that contains itself
