@@ -53,7 +53,7 @@ MENDS = {
         file="dialects/openai/answers.py",
         changes=(
             ("lambda: call.is_written", "lambda: False"),
-            ("await asyncio.to_thread(_fields_of, reply)", "_fields_of(reply)"),
+            ("await asyncio.to_thread(_fields_of, reply, call)", "_fields_of(reply, call)"),
         ),
         kind="wide",
         finding="turns of the event loop",

@@ -118,7 +118,8 @@ def _reply(request: Request, call: TrlSampling, outputs: list[EngineOutput]) -> 
     }
     if call.logprobs is not None:
         rows = [_written(request, one) for one in outputs]
-        reply["logprob_token_ids"], reply["logprobs"] = map(list, zip(*rows, strict=True))
+        reply["logprob_token_ids"] = [token_ids for token_ids, _ in rows]
+        reply["logprobs"] = [values for _, values in rows]
     return reply
 
 
