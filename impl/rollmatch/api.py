@@ -19,7 +19,6 @@
 import argparse
 import hashlib
 import inspect
-import io
 import json
 import sys
 import tempfile
@@ -378,12 +377,11 @@ def _path_of(value: object) -> str:
     from PIL import Image
 
     from rollmatch.data.hub import cached_image
+    from rollmatch.data.image import as_png
 
     if not isinstance(value, Image.Image):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
-    written = io.BytesIO()
-    value.save(written, "PNG")
-    return cached_image(written.getvalue(), ".png")
+    return cached_image(as_png(value), ".png")
 
 
 def _with_arguments(tree: Tree, arguments: Mapping[str, object]) -> Tree:

@@ -365,7 +365,10 @@ def test_pictures_of_a_data_set_become_files(tmp_path, monkeypatch):
     chat = [{"role": "user", "content": "Is it red?"}]
     config = keys(tmp_path) | {"global_max_length": 256}
     config["model"] = config["model"] | {"model": str(ROOT / "fixtures/models/digits")}
-    one, two = Dataset.from_list([{"prompt": chat, "image": PICTURE}]), [{"prompt": chat, "images": [PICTURE, PICTURE]}]
+    one, two = (
+        Dataset.from_list([{"prompt": chat, "image": PICTURE}]),
+        [{"prompt": chat, "images": [PICTURE, PICTURE.convert("CMYK")]}],
+    )
     train(config, train_data=one, val_data=two, rewards=[nothing])
     listed = [record["images"] for [record] in written(tmp_path)]
     assert sorted(map(len, listed)) == [1, 2]
