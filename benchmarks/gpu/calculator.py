@@ -30,6 +30,7 @@ from benchmarks.gpu.report import Report, folder_of, parser_of
 from conformance.doubles.digits import ROOT
 from conformance.doubles.instance import free_port
 from conformance.doubles.started import journal_of, started
+from rollmatch.config.layers import merge, nested
 
 CONFIG = ROOT / "fixtures/smollm/calculator.yaml"
 VLLM = "rollout.vllm"
@@ -143,15 +144,9 @@ class Run:
         }
         if rehearse:
             fields |= TINY | {f"{VLLM}.dtype": "float32", f"{VLLM}.kv_cache_memory_mib": 256}
-        for key, value in fields.items():
-            *parents, last = key.split(".")
-            place = given
-            for parent in parents:
-                place = place.setdefault(parent, {})
-            place[last] = value
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.config = self.out.with_suffix(".yaml")
-        self.config.write_text(yaml.safe_dump(given))
+        self.config.write_text(yaml.safe_dump(merge(nested(given), nested(fields))))
 
     def start(self, name, stack, place):
         """``rollmatch serve`` or ``train`` on a GPU."""
