@@ -128,7 +128,6 @@ def test_calls_of_tools_reach_the_chat_template(tmp_path):
     ("name", "chat", "problem"),
     [
         ("qwen3", {}, "takes thoughts out of turns that are over"),
-        ("qwen3", {"enable_thinking": False}, "before a turn that is over"),
         ("gemma3", {}, None),
         *(
             pytest.param(name, {}, None, marks=pytest.mark.wide)
@@ -151,6 +150,19 @@ def test_an_episode_of_a_real_model_is_the_whole_chat_or_refused(name, chat, pro
     episode = (*template.prompt_token_ids(asked), *turn, *template.reply_token_ids("no", is_stopped=True))
     whole = replace(asked, messages=(("user", "2+2?"), ("assistant", "5"), ("user", "no")))
     assert episode == template.prompt_token_ids(whole)
+
+
+@pytest.mark.scenario(clauses=["rollout-backends/a-prompt-is-rendered-whole-or-refused#7"])
+def test_an_empty_thought_stays_in_the_turns_of_an_episode():
+    """As TRL's training template of Qwen3 writes it."""
+    template = template_of("qwen3", enable_thinking=False)
+    template.check_turns(ASKED)
+    template.check_tools([TOOL])
+    prompt = template.vocabulary.decode(template.prompt_token_ids(ASKED)).decode()
+    reply = template.vocabulary.decode(template.reply_token_ids("no", is_stopped=False)).decode()
+    begun = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert prompt.endswith(begun)
+    assert reply == f"<|im_end|>\n<|im_start|>user\nno<|im_end|>\n{begun}"
 
 
 @pytest.mark.scenario(clauses=["rollout-backends/a-prompt-is-rendered-whole-or-refused#6"])

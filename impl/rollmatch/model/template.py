@@ -6,6 +6,7 @@ embeddings (what a model's forward pass takes and what an engine reports back as
 """
 
 import json
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ _SHORTEST_MARKER = 5
 """Characters; <s> is also HTML."""
 _END_OF_THOUGHT = "</think>"
 """As Qwen3, DeepSeek R1 and others write it; templates that know it mostly take thoughts out of earlier turns."""
+_NO_THOUGHT = r"(<think>\s*</think>\s*)?"
+"""What templates of the Qwen3 kind begin a turn with where thinking is off, and leave out once the turn is over."""
 _AS_TEXT = "Set custom.extra.environment.observations to text, or give the model another chat template."
 NO_ID = -1
 """An id that no token has."""
@@ -266,9 +269,9 @@ class Template:
         before, mark, after = whole.partition(WRITTEN)
         if not mark or text.strip() not in after:
             raise _turns_not_rendered("does not write a second message of the user's behind the assistant's")
-        if before != prompt:
+        if not _begins(prompt, before):
             raise _turns_not_rendered(f"writes {before!r} before a turn that is over, and {prompt!r} before a new one")
-        if _END_OF_THOUGHT in str(self.tokenizer.chat_template):
+        if _END_OF_THOUGHT in str(self.tokenizer.chat_template) and before == prompt:
             self._check_thoughts(prompt, text or "?")
         ids = self.vocabulary.encode_bytes(after.encode())
         if ids[:1] != (self.vocabulary.stop_id,):
@@ -290,7 +293,7 @@ class Template:
         asked, turn = self.messages(sample), {"role": "assistant", "content": WRITTEN}
         whole = self._rendered(sample, [*asked, turn, {"role": "user", "content": "?"}])
         before, prompt = whole.partition(WRITTEN)[0], self._rendered(sample, asked)
-        if before != prompt:
+        if not _begins(prompt, before):
             moved = "system text or tools" if sample.tools or asked[0]["role"] == "system" else "text"
             problem = f"moves {moved} of the prompt once there is a second message of the user's"
             raise DataError(
@@ -313,11 +316,14 @@ class Template:
             ]
             try:
                 prompt, whole = self._chat_text(chat, tools=tools), self._chat_text([*chat, *turns], tools=tools)
+                before = self._chat_text(
+                    chat, tools=tools, is_over=True
+                )  # prompts may begin a turn with an empty thought
             except Exception as error:  # a template may do anything to what it is given
                 raise _tools_not_rendered(f"fails: {kind_and_text(error)}") from error
             if dropped := left_out_of(prompt, chat, tools):
                 raise _tools_not_rendered(f"leaves out {dropped}")
-            written = whole[len(prompt) :] if whole.startswith(prompt) else whole
+            written = whole[len(before) :] if whole.startswith(before) else whole
             read = called_message(self.vocabulary.text(self.vocabulary.encode(written))).get("tool_calls", [])
             if [call["function"] for call in read] != [{"name": function["name"], "arguments": json.dumps(wanted)}]:
                 raise _tools_not_rendered(f"writes a call as {written.strip()!r}; turns are read for <tool_call>")
@@ -443,6 +449,16 @@ def _tools_not_rendered(problem: str) -> ConfigError:
     return ConfigError(
         f"the chat template {problem}", code="tools-not-rendered", key="custom.extra.environment.tools", remedy=remedy
     )
+
+
+def _begins(prompt: str, before: str) -> bool:
+    """Whether a prompt is what stands before a turn that is over, but for an empty thought, which a rollout keeps.
+
+    >>> thought = "<think>\\n\\n</think>\\n\\n"
+    >>> _begins(f"user: ? assistant: {thought}", "user: ? assistant: "), _begins("user: ?", "system: . user: ?")
+    (True, False)
+    """
+    return prompt.startswith(before) and re.fullmatch(_NO_THOUGHT, prompt[len(before) :]) is not None
 
 
 def _turns_not_rendered(problem: str) -> ConfigError:
