@@ -1,11 +1,26 @@
 """The table for users of TRL's distillation and of verl's algorithm names every key of theirs."""
 
 import re
+from dataclasses import dataclass
 
 import pytest
 
 from conformance.doubles.digits import ROOT
+from rollmatch import GRPOTrainer
 from rollmatch.config.custom import DistillConfig, GrpoConfig, TeacherConfig
+from rollmatch.config.layers import merge, nested
+from rollmatch.config.load import make
+
+
+@dataclass
+class GRPOConfig:
+    """Fields of TRL's that the page sets."""
+
+    output_dir: str
+    max_completion_length: int = 512
+    max_steps: int = -1
+    vllm_importance_sampling_correction: bool = True
+
 
 PAGE = (ROOT / "docs/guides/coming-from.md").read_text()
 SECTION = PAGE[PAGE.index("## Distillation, and verl") : PAGE.index("## Keys of `transformers")]
@@ -48,6 +63,36 @@ THEIRS = {
 }
 """All fields of TRL's DistillationConfig, GKDConfig and SFTConfig, and of verl's rollout_correction; of the others
 those that concern the algorithm."""
+
+
+ASYNC = PAGE[PAGE.index("## TRL's AsyncGRPOTrainer") : PAGE.index("## Distillation, and verl")]
+OF_ASYNC = (
+    "model_init_kwargs dtype trust_remote_code router_aux_loss_coef num_generations max_completion_length temperature "
+    "top_p top_k min_p repetition_penalty chat_template_kwargs max_tool_calling_iterations fork_threshold_tokens "
+    "vllm_server_base_url vllm_server_timeout request_timeout weight_sync_timeout "
+    "epsilon epsilon_high token_budget max_inflight_tasks "
+    "max_staleness queue_maxsize weight_sync_steps heartbeat_stale_after_s log_completions num_completions_to_print "
+    "learning_rate logging_steps lr_scheduler_type ignore_data_skip "
+    "model reward_funcs args train_dataset processing_class callbacks optimizers peft_config tools environment_factory "
+    "rollout_worker weight_transfer"
+)
+"""Fields of TRL 1.16's AsyncGRPOConfig, and arguments of its AsyncGRPOTrainer."""
+
+
+def test_every_argument_of_the_asynchronous_trainer_is_on_the_page():
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]*)`", ASYNC))))
+    assert set(OF_ASYNC.split()) - named == set()
+
+
+def test_the_asynchronous_example_is_a_configuration():
+    """As it is printed, but for what is not installed everywhere."""
+    (block,) = re.findall(r"```python\n(.*?)```", ASYNC, re.DOTALL)
+    given = {"GRPOTrainer": GRPOTrainer, "GRPOConfig": GRPOConfig, "accuracy_reward": len, "dataset": [{"prompt": "?"}]}
+    there = {"custom.train_jsonl": "train.jsonl", "custom.extra.grpo.rewards": [{"function": "builtins:len"}]}
+    made = make(merge(eval(block, given).config, nested(there)))
+    rollout = made.custom.extra.rollout_matching
+    assert (rollout.overlap, rollout.vllm.server.base_url) == ("ahead", "http://localhost:8000")
+    assert made.custom.extra.grpo.old_logprobs == "server"
 
 
 @pytest.mark.parametrize("source", THEIRS)
