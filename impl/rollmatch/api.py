@@ -20,6 +20,7 @@ import argparse
 import hashlib
 import inspect
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,12 +31,15 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 from rollmatch.config.layers import merge, nested, parse_overrides, read_tree, value_at
 from rollmatch.config.load import load_config, make
 from rollmatch.config.yaml_dialect import Tree
+from rollmatch.environments.tool_class import ToolFactory
+from rollmatch.environments.tools import load_class
 from rollmatch.errors import ConfigError, DataError, LaunchError
 from rollmatch.interop.passed import name_passed
 from rollmatch.interop.trl_arguments import check_others, keys_of_args, keys_of_defaults, keys_of_peft
 from rollmatch.journal import read_journal
 from rollmatch.launch.learner import train_config
 from rollmatch.launch.server_arguments import overrides_of
+from rollmatch.rewards.environments import get_reward
 from rollmatch.run.directory import JOURNAL, RESOLVED, last_checkpoint
 
 if TYPE_CHECKING:
@@ -88,6 +92,7 @@ class GRPOTrainer:
         callbacks: Sequence[object] | None = None,
         peft_config: object | None = None,
         tools: Sequence[Callable[..., object]] | None = None,
+        environment_factory: Callable[[], object] | None = None,
         *,
         config: Config | None = None,
         use_vllm_server: bool = False,
@@ -102,9 +107,10 @@ class GRPOTrainer:
         ``args``: TRL's GRPOConfig; ``per_device_train_batch_size`` counts completions there, prompts in our keys.
         Its defaults are taken where neither ``args`` nor ``config`` is passed.
         ``config``: our keys, which win. ``peft_config``: a ``LoraConfig``. ``processing_class``: that of the model.
-        ``callbacks``: of transformers. ``tools``: functions that turns call. ``use_vllm_server`` generates on one
-        rollout server, which the arguments after it name, as on the command line. Errors: ``ConfigError`` with
-        ``given-twice``, ``server-not-used``, ``argument-unknown``.
+        ``callbacks``: of transformers. ``tools``: functions that turns call. ``environment_factory``: a
+        class whose methods turns call, or what makes an instance; without ``train_dataset`` its ``reset`` shows every
+        prompt. ``use_vllm_server`` generates on one rollout server, which the arguments after it name, as on the
+        command line. Errors: ``ConfigError`` with ``given-twice``, ``server-not-used``, ``argument-unknown``.
         """
         check_others(others, [*inspect.signature(GRPOTrainer).parameters][:-1])  # the last are others
         if not isinstance(model, str | Path):
@@ -114,21 +120,24 @@ class GRPOTrainer:
         if processing_class is not None and str(getattr(tokenizer, "name_or_path", "")) != str(model):
             problem, remedy = "is not that of the model", "Save it with the model, and name that directory."
             raise ConfigError(problem, code="argument-unknown", key="processing_class", remedy=remedy)
-        if train_dataset is None:
+        called = [name_of(one) for one in _as_list(tools, "tools")]
+        called += [] if environment_factory is None else [name_of(_as_class(environment_factory))]
+        if train_dataset is None and environment_factory is None:
             problem, remedy = "is missing", "Pass records, a datasets.Dataset, or the path of a JSONL file."
             raise ConfigError(problem, code="missing-key", key="train_dataset", remedy=remedy)
         tree: Tree = {}
         if args is not None or config is None:
             keys, self.left_out = keys_of_args(args) if args is not None else keys_of_defaults(str(model))
-            if tools:  # TRL's limit is that of all turns
+            if called:  # TRL's limit is that of all turns, of which there may be any number
                 keys[f"{OF_TOOLS}.max_response_tokens"] = keys["custom.extra.rollout_matching.max_new_tokens"]
+                keys.setdefault(f"{OF_TOOLS}.max_turns", keys[f"{OF_TOOLS}.max_response_tokens"])
             tree = nested({key: value for key, value in keys.items() if key != "custom.trainer_variant"})
         if peft_config is not None:
             tree = merge(tree, nested(keys_of_peft(peft_config)))
         if config is not None:
             tree = merge(tree, _tree_of(config))
-        if tools:
-            tree = _with_arguments(tree, {f"{OF_TOOLS}.tools": [name_of(one) for one in _as_list(tools, "tools")]})
+        if called:
+            tree = _with_arguments(tree, {f"{OF_TOOLS}.tools": called})
         self.callbacks = [*_as_list(callbacks, "callbacks")]
         arguments = {"model.model": str(model), "custom.trainer_variant": self.variant}
         if use_vllm_server:
@@ -142,7 +151,11 @@ class GRPOTrainer:
         )
         self.config = merge(_with_arguments(tree, arguments), parse_overrides(overrides_of(server)))
         self.rewards = _entries_of(reward_funcs, "reward_funcs")
-        self.train_dataset = _as_records(train_dataset, "train_dataset")
+        if (own := load_class(called)) is not None and own.has_reward:
+            self.rewards.append((get_reward, 1.0))
+        self.train_dataset = _as_records(
+            _of_environment(self.config) if train_dataset is None else train_dataset, "train_dataset"
+        )
         self.eval_dataset = _as_records(eval_dataset, "eval_dataset")
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -309,6 +322,27 @@ def _as_list(given: object, key: str) -> Sequence[Any]:
     if not isinstance(given, list | tuple):
         raise _of_type(given, key, "Pass a list.")
     return given
+
+
+def _as_class(environment_factory: object) -> object:
+    """What is named among tools. Errors: ``argument-unknown``."""
+    if not callable(environment_factory):
+        remedy = "Pass one class, or a function that makes an instance; a column of the data may say which task it is."
+        raise _of_type(environment_factory, "environment_factory", remedy)
+    return environment_factory if inspect.isclass(environment_factory) else ToolFactory(environment_factory)
+
+
+def _of_environment(tree: Tree) -> Records:
+    """As many empty prompts as all steps take. Errors: ``missing-key``."""
+    steps = value_at(tree, "training.max_steps")
+    if not isinstance(steps, int):
+        problem, remedy = "is missing, and no train_dataset is passed", "Set it: it says how many prompts are reset."
+        raise ConfigError(problem, code="missing-key", key="training.max_steps", remedy=remedy)
+    sizes = (
+        value_at(tree, f"training.{name}") for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
+    )
+    count = steps * math.prod(size for size in sizes if isinstance(size, int))
+    return [{"messages": [{"role": "user", "content": ""}]}] * count
 
 
 def _as_records(given: object, key: str) -> Records | None:

@@ -15,11 +15,13 @@ from transformers import TrainerCallback
 
 from conformance.doubles.digits import ROOT
 from conformance.doubles.refusals import refused
+from conformance.doubles.tool_classes import Counter
 from rollmatch import GRPOTrainer, VinePPOMCTSTrainer, VinePPOTrainer, train
 from rollmatch.config import load_config
 from rollmatch.config.layers import nested
 from rollmatch.environments.tools import load_tools
 from rollmatch.journal import read_journal
+from rollmatch.rewards.environments import get_reward
 from rollmatch.run.directory import JOURNAL
 
 PICTURE = Image.new("RGB", (8, 8), "red")
@@ -301,7 +303,7 @@ def test_arguments_without_a_counterpart_are_named(tmp_path, arguments, problem)
     ("name", "meant"),
     [
         *(("reward_func", "Did you mean reward_funcs?"), ("tokenizer", "Did you mean processing_class?")),
-        *(("dataset", "Did you mean train_dataset?"), ("environment_factory", "reset, step, clone")),
+        *(("dataset", "Did you mean train_dataset?"), ("rollout_func", "reset, step, clone")),
     ],
 )
 def test_an_argument_by_another_name_is_answered_by_its_own(name, meant):
@@ -394,6 +396,24 @@ def test_tools_are_functions(tmp_path):
     config = keys(tmp_path) | {"model": {}, "environment.tools": ["my:other"]}
     with refused("given-twice", "custom.extra.environment.tools"):
         GRPOTrainer("m", right, None, DATA, tools=[multiply], config=config)
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-trainer-takes-the-arguments-of-trl#7"])
+def test_an_environment_is_a_class_or_what_makes_an_instance(tmp_path):
+    args = GRPOConfig(str(tmp_path), max_completion_length=300, max_steps=3)
+    for factory in (Counter, lambda: Counter(), partial(Counter)):
+        made = GRPOTrainer("m", right, args, DATA, environment_factory=factory)
+        environment = made.config["custom"]["extra"]["environment"]
+        assert list(load_tools(tuple(environment["tools"]))) == ["add", "shout"]
+        assert environment["max_turns"] == environment["max_response_tokens"] == 300, "TRL limits no turns by itself"
+        assert made.rewards == [(right, 1.0), (get_reward, 1.0)]
+    own = GRPOTrainer("m", args=args, environment_factory=Counter)
+    assert own.rewards == [(get_reward, 1.0)]
+    assert len(own.train_dataset) == 3, "a prompt for each of 3 steps, which reset fills"
+    with refused("missing-key", "training.max_steps", remedy="how many prompts"):
+        GRPOTrainer("m", args=GRPOConfig(str(tmp_path)), environment_factory=Counter)
+    with refused("argument-unknown", "environment_factory", problem="is dict", remedy="one class"):
+        GRPOTrainer("m", right, None, DATA, environment_factory={"one": Counter})
 
 
 def test_a_record_that_cannot_be_written_is_refused_by_row(tmp_path):

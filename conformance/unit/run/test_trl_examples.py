@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from conformance.doubles.digits import ROOT
+from conformance.tools.real_models import make_real_model
 from rollmatch.journal import read_journal
 
 ON_DEFAULTS = """
@@ -51,6 +52,42 @@ trainer = GRPOTrainer(
 )
 trainer.train()
 """
+WITH_AN_ENVIRONMENT = '''
+import random
+
+from trl import GRPOConfig, GRPOTrainer
+
+class IncrementEnv:
+    # Reserved methods
+    def reset(self, **kwargs) -> str | None:  # required; called at the start of each rollout
+        self.counter = 0
+        self.target = random.randint(1, 6)  # self-sample the task
+        return f"Increment the counter by {self.target}."  # returned string becomes the prompt
+
+    def get_reward(self) -> float:  # optional: the environment scores itself from its own state
+        return float(self.counter == self.target)
+
+    # Public methods (exposed as tools)
+    def increment(self, step: int) -> int:
+        """
+        Increment the internal counter.
+
+        Args:
+            step: Value to add to the counter.
+
+        Returns:
+            The updated counter value.
+        """
+        self.counter += step
+        return self.counter
+
+trainer = GRPOTrainer(
+    model="Qwen/Qwen3-0.6B",
+    args=GRPOConfig(max_steps=1000, chat_template_kwargs={"enable_thinking": False}),
+    environment_factory=IncrementEnv,
+)
+trainer.train()
+'''
 REWARDS = """
 def accuracy_reward(completions, solution, log_extra=None, **kwargs):
     return [float(each[0]["content"].strip() == right) for each, right in zip(completions, solution)]
@@ -63,6 +100,9 @@ from dataclasses import dataclass
 class GRPOConfig:
     output_dir: str = "trainer_output"
     logging_steps: int = 500
+    max_steps: int = -1
+    max_completion_length: int = 512
+    chat_template_kwargs: dict | None = None
 """
 """Stands in where TRL is not installed: fields that the example sets."""
 
@@ -80,13 +120,14 @@ def run(folder, text, rows, *, is_replaced):
     (folder / "data/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for name in ("DeepMath-103K", "tldr"):
         text = text.replace(f'"trl-lib/{name}"', '"data"')
-    for name in ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2-0.5B-Instruct"):
+    for name in ("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2-0.5B-Instruct", "Qwen/Qwen3-0.6B"):
         text = text.replace(name, "tiny")
     text = text.replace("from trl import GRPOTrainer", "from rollmatch import GRPOTrainer")
     text = text.replace(
         "from trl import GRPOConfig, GRPOTrainer", "from trl import GRPOConfig\nfrom rollmatch import GRPOTrainer"
     )
-    shutil.copytree(ROOT / "fixtures/models/arithmetic", folder / "tiny")
+    if not (folder / "tiny").exists():
+        shutil.copytree(ROOT / "fixtures/models/arithmetic", folder / "tiny")
     described = json.loads((folder / "tiny/config.json").read_text())
     (folder / "tiny/config.json").write_text(json.dumps(described | {"max_position_embeddings": 1024}))
     if is_replaced:
@@ -99,7 +140,7 @@ def run(folder, text, rows, *, is_replaced):
         [sys.executable, "train_grpo.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (journal,) = folder.glob("*-GRPO/journal.jsonl")
+    (journal,) = folder.glob("*/journal.jsonl")
     return list(read_journal(Path(journal)))
 
 
@@ -125,3 +166,18 @@ def test_the_example_of_the_documentation_runs_by_its_arguments(tmp_path):
     rewards = [event["rewards"] for event in events if event["event"] == "rewarded"]
     assert [len(group) for group in rewards] == [8] * 3
     assert max(map(max, rewards)) <= 0
+
+
+@pytest.mark.engine
+@pytest.mark.wide
+def test_the_example_of_environments_runs(tmp_path):
+    """With a tokenizer whose chat template shows tools; the tiny model calls none."""
+    make_real_model("qwen3", tmp_path / "tiny")
+    text = WITH_AN_ENVIRONMENT.replace("max_steps=1000", "max_steps=2, max_completion_length=16")
+    if has_trl() and not torch.cuda.is_available():
+        text = text.replace("max_steps=2", "max_steps=2, bf16=False, use_cpu=True")
+    events = run(tmp_path, text, [], is_replaced=not has_trl())
+    assert [len(event["rewards"]) for event in events if event["event"] == "rewarded"] == [8, 8]
+    assert [event["num_failed"] for event in events if event["event"] == "played"] == [0, 0]
+    chats = [chat for event in events if event["event"] == "episodes" for chat in event["chats"]]
+    assert all(chat["messages"][0][1].startswith("Increment the counter by ") for chat in chats)

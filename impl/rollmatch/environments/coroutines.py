@@ -26,6 +26,13 @@ class CoroutineEnvironment:
         answer: tuple[str, float, bool, bool, *tuple[Any, ...]] = run_limited(self._inner.step(action), self._limits)
         return answer
 
+    def instance(self) -> object:
+        """One of ``environments`` of TRL's reward functions; None without a class of tools. Errors: as ``step``."""
+        if not hasattr(self._inner, "instance"):
+            return None
+        found: object = run_limited(self._inner.instance(), self._limits)
+        return found
+
     def clone(self, rng: np.random.Generator) -> "CoroutineEnvironment":
         """A clone of the inner one."""
         twin = copy.copy(self)

@@ -180,6 +180,7 @@ class Episode:
             is_finished=self.is_finished,
             logprobs=None if self.logprobs is None else tuple(self.logprobs),
             failure=self.failure,
+            environment=self.environment,
         )
 
     def _fail(self, error: EpisodeFailed) -> None:

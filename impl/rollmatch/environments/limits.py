@@ -10,6 +10,7 @@ from rollmatch.errors import TargetError
 Result = TypeVar("Result")
 FAILED_SHARE = "custom.extra.environment.failed_share"
 TIMEOUT = "custom.extra.environment.call_timeout_s"
+PROCESSES = "custom.extra.environment.processes"
 
 
 class EpisodeFailed(TargetError):

@@ -10,8 +10,8 @@ from rollmatch.environments.coroutines import CoroutineEnvironment
 from rollmatch.environments.environment import MakeEnvironment
 from rollmatch.environments.gymnasium_like import GymnasiumEnvironment, is_gymnasium_like
 from rollmatch.environments.in_workers import WorkerEnvironment
-from rollmatch.environments.limits import DEFAULTS, TIMEOUT, EnvironmentLimits
-from rollmatch.environments.tools import ToolEnvironment, load_tools
+from rollmatch.environments.limits import DEFAULTS, PROCESSES, TIMEOUT, EnvironmentLimits
+from rollmatch.environments.tools import ToolEnvironment, load_class, load_tools
 from rollmatch.environments.verifiers_like import (
     OncePerProcess,
     VerifiersEnvironment,
@@ -81,8 +81,12 @@ def load_environment(
 
 
 def load_tool_environment(names: Sequence[str], *, limits: EnvironmentLimits) -> MakeEnvironment:
-    """What makes a ``ToolEnvironment``. Errors: those of ``load_tools``."""
+    """What makes a ``ToolEnvironment``. Errors: of ``load_tools``; ``tool-class-misfit`` of a class in workers."""
     load_tools(tuple(names))
+    if limits.processes and load_class(names) is not None:
+        problem = f"is {limits.processes}, but instances of a class are kept in this process"
+        remedy = "Set it to 0; methods that wait may be async."
+        raise ConfigError(problem, code="tool-class-misfit", key=PROCESSES, remedy=remedy)
     make = partial(CoroutineEnvironment, partial(ToolEnvironment, tuple(names)), limits)
     own = (name.partition(":")[0] for name in names if "://" not in name)
     modules = ("transformers.utils.chat_template_utils", *own)  # what makes the schemas takes a second to import

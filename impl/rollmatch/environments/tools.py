@@ -14,7 +14,8 @@ is shown::
         return a * b
 
 What a function raises is what the policy reads, so that it can correct its call; an ``OSError`` (no connection, no
-file, no time) is not the policy's doing and fails the episode.
+file, no time) is not the policy's doing and fails the episode. One class may stand among the functions: its methods are
+tools with a state (``tool_class``).
 """
 
 import asyncio
@@ -24,7 +25,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from inspect import iscoroutinefunction
+from inspect import isclass, iscoroutinefunction
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,15 @@ from pydantic import ValidationError, validate_call
 
 from rollmatch.config.named import load_named
 from rollmatch.environments.event_loop import NotDone, run_coroutine
-from rollmatch.errors import ConfigError, kind_and_text
+from rollmatch.environments.tool_class import Session, ToolClass, ToolFactory
+from rollmatch.errors import ConfigError, TargetError, kind_and_text
 from rollmatch.model.tool_texts import called_message, reply_text
 from rollmatch.records import Sample
 
 KEY = "custom.extra.environment.tools"
 _SERVER_TIMEOUT_S = 20.0
 """Until an MCP server has listed its tools."""
+_MAX_SEED = 2**31
 
 
 class ToolUnknown(ConfigError):
@@ -53,8 +56,8 @@ class Tool:
 
     schema: Mapping[str, Any]
     """As chat templates take it: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
-    call: Callable[[Mapping[str, Any]], Awaitable[object]]
-    """Arguments -> result. Errors: whatever it raises."""
+    call: Callable[..., Awaitable[object]]
+    """(arguments, instance of its class or None) -> result. Errors: whatever it raises."""
 
     @property
     def name(self) -> str:
@@ -64,13 +67,14 @@ class Tool:
 
 @lru_cache
 def load_tools(names: tuple[str, ...]) -> Mapping[str, Tool]:
-    """Name -> tool. Errors: ``ToolUnknown``, ``ConfigError`` with ``tool-undescribed``, ``tool-server-unreachable`` or
-    ``tool-named-twice``.
+    """Name -> tool. Errors: ``ToolUnknown``, ``ConfigError`` with ``tool-undescribed``, ``tool-server-unreachable``,
+    ``tool-class-misfit`` or ``tool-named-twice``.
     """
     tools: dict[str, Tool] = {}
+    load_class(names)
     for place, name in enumerate(names):
         key = f"{KEY}.{place}"
-        for tool in _of_server(name, key) if "://" in name else [_of_function(name, key)]:
+        for tool in _of_server(name, key) if "://" in name else _of_module(name, key):
             if tool.name in tools:
                 problem, remedy = f"two tools are called {tool.name}", "Rename one of them."
                 raise ConfigError(problem, code="tool-named-twice", key=key, remedy=remedy)
@@ -78,22 +82,53 @@ def load_tools(names: tuple[str, ...]) -> Mapping[str, Tool]:
     return tools
 
 
-def _of_function(name: str, key: str) -> Tool:
+def load_class(names: Sequence[str]) -> ToolClass | None:
+    """The class among them. Errors: ``ToolUnknown``, ``ConfigError`` with ``tool-class-misfit``."""
+    found = [(place, made) for place, name in enumerate(names) if (made := _class_of(name, f"{KEY}.{place}"))]
+    if len(found) > 1:
+        problem, remedy = "is a second class", "Name one, whose methods use the other."
+        raise ConfigError(problem, code="tool-class-misfit", key=f"{KEY}.{found[1][0]}", remedy=remedy)
+    return found[0][1] if found else None
+
+
+@lru_cache
+def _class_of(name: str, key: str) -> ToolClass | None:
+    named = None if "://" in name else load_named(name, key=key, kind="function", refuse=ToolUnknown)
+    if isinstance(named, ToolFactory):
+        return ToolClass(named.make, key=key)
+    return ToolClass(named, key=key) if isclass(named) else None
+
+
+def _of_module(name: str, key: str) -> list[Tool]:
+    if (of := _class_of(name, key)) is None:
+        return [_described(load_named(name, key=key, kind="function", refuse=ToolUnknown), name, key)]
+    return [
+        _described(method, f"{name}.{own}", key, call=partial(_call_method, own)) for own, method in of.methods.items()
+    ]
+
+
+def _described(
+    function: Callable[..., object], name: str, key: str, *, call: Callable[..., Awaitable[object]] | None = None
+) -> Tool:
     from transformers.utils import get_json_schema  # a second to load
 
-    function = load_named(name, key=key, kind="function", refuse=ToolUnknown)
     try:
-        return Tool(schema=get_json_schema(function), call=partial(_call, validate_call(function)))
+        validated = validate_call(function)
+        return Tool(schema=get_json_schema(function), call=call or partial(_call, validated))
     except Exception as error:  # transformers and pydantic raise classes of their own
         problem = f"{name}: {kind_and_text(error)}"
         remedy = "Annotate its parameters, and describe it and each of them in a docstring with Args:."
         raise ConfigError(problem, code="tool-undescribed", key=key, remedy=remedy) from error
 
 
-async def _call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> object:
+async def _call(function: Callable[..., Any], arguments: Mapping[str, Any], instance: object = None) -> object:
     if iscoroutinefunction(function):
         return await function(**arguments)
     return await asyncio.to_thread(function, **arguments)
+
+
+async def _call_method(name: str, arguments: Mapping[str, Any], instance: object) -> object:
+    return await _call(validate_call(getattr(instance, name)), arguments)
 
 
 def _of_server(url: str, key: str) -> list[Tool]:
@@ -121,7 +156,7 @@ def _schema_of(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-async def _call_remote(url: str, name: str, arguments: Mapping[str, Any]) -> object:
+async def _call_remote(url: str, name: str, arguments: Mapping[str, Any], instance: object = None) -> object:
     from mcp import Client, MCPError
 
     try:
@@ -138,35 +173,64 @@ async def _call_remote(url: str, name: str, arguments: Mapping[str, Any]) -> obj
 class ToolEnvironment:
     """Answers calls of tools; a turn without a call ends the episode, and is what reward functions judge.
 
-    ``reset`` and ``step`` are coroutines. It keeps what was called and answered, and nothing else: tools are imported
-    by their names wherever it is used.
+    ``reset``, ``step`` and ``instance`` are coroutines. It keeps what was called and answered, and an instance of the
+    class among the tools; a clone replays the calls on an instance of its own. Tools are imported by their names.
     """
+
+    _sample: Sample
+    _seed: int
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
-        self._history: tuple[str, ...] = ()
+        self._shown, self._history = "", tuple[tuple[str, str], ...]()
+        """What was shown first; (turn, reply) since then."""
+        self._session: Session | None = None
         load_tools(self._names)
 
     async def reset(self, sample: Sample, rng: np.random.Generator) -> str:
         """Begin; tools are shown in the prompt already."""
-        self._history = (str(sample.sample_id),)
-        return ""
+        self._sample, self._seed, self._history = sample, int(rng.integers(_MAX_SEED)), ()
+        if (of := load_class(self._names)) is not None:
+            self._shown = await asyncio.to_thread(of.first_shown, sample, self._seed)
+        return self._shown
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Run the calls of a turn, one after the other; the last part says how long each took."""
-        calls = called_message(action).get("tool_calls", ())
-        if not calls:
+        """Run the calls of a turn, one after the other; the last part says how long each took.
+
+        Errors: those of ``instance``.
+        """
+        if not called_message(action).get("tool_calls", ()):
             return "", 0.0, True, False, {}
-        replies, seconds = [], []
-        for call in calls:
-            began = time.perf_counter()
-            replies.append(await self._answer(**call["function"]))
-            seconds.append((call["function"]["name"], time.perf_counter() - began))
-        observation = "\n".join(reply_text({"role": "tool", "content": reply}) for reply in replies)
-        self._history += (action, observation)
+        instance = await self.instance()
+        observation, seconds = await self._reply(action, instance)
+        self._history += ((action, observation),)
         return observation, 0.0, False, False, {"tool_seconds": seconds}
 
-    async def _answer(self, name: str, arguments: str) -> str:
+    async def instance(self) -> object:
+        """That of the class, as the calls left it; None without one. Errors: ``replay-differs``."""
+        of = load_class(self._names)
+        if of is None:
+            return None
+        if self._session is None:
+            session = await asyncio.to_thread(Session, of, self._sample, self._seed)
+            for action, observation in self._history:
+                again, _ = await self._reply(action, session.instance)
+                if again != observation:
+                    problem = f"{again!r:.200} after {action!r:.200}, where {observation!r:.200} was shown before"
+                    remedy = "Let its methods depend on reset and their arguments alone; grpo replays none."
+                    raise TargetError(problem, code="replay-differs", key=KEY, remedy=remedy)
+            self._session = session
+        return self._session.instance
+
+    async def _reply(self, action: str, instance: object) -> tuple[str, list[tuple[str, float]]]:
+        replies, seconds = [], []
+        for call in called_message(action)["tool_calls"]:
+            began = time.perf_counter()
+            replies.append(await self._answer(instance, **call["function"]))
+            seconds.append((call["function"]["name"], time.perf_counter() - began))
+        return "\n".join(reply_text({"role": "tool", "content": reply}) for reply in replies), seconds
+
+    async def _answer(self, instance: object, name: str, arguments: str) -> str:
         tools = load_tools(self._names)
         if not name:
             return f"Error: a call is a JSON object with name and arguments, not {arguments}"
@@ -176,7 +240,7 @@ class ToolEnvironment:
             given = json.loads(arguments)
             if not isinstance(given, dict):
                 return f"Error: arguments are a JSON object, not {arguments}"
-            result = await tools[name].call(given)
+            result = await tools[name].call(given, instance)
         except OSError:
             raise
         except ValidationError as error:
@@ -188,8 +252,13 @@ class ToolEnvironment:
 
     def clone(self, rng: np.random.Generator) -> "ToolEnvironment":
         """The same calls so far."""
-        return copy.copy(self)
+        twin = copy.copy(self)
+        twin._session = None
+        return twin
 
     def fingerprint(self) -> Hashable:
         """Sample, turns and replies so far."""
-        return self._history
+        return self._sample.sample_id, self._shown, self._history
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_session": None}

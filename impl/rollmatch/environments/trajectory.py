@@ -55,6 +55,8 @@ class Trajectory:
     """[R] of the sampled ids, 0.0 for ids of an environment."""
     failure: str = ""
     """What its environment failed with; it teaches nothing, and is worth nothing known."""
+    environment: Any = field(default=None, compare=False)
+    """As the episode left it; None where there is none."""
 
     @property
     def total_return(self) -> float:

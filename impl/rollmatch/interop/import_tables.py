@@ -174,7 +174,7 @@ REASONS = {
     "resume_from_checkpoint": "use rollmatch train --resume",
     "deepspeed_config": "use deepspeed",
     "tools": "name them in environment.tools as module:function",
-    "environment_factory": "write an environment (custom.extra.environment)",
+    "environment_factory": "name the class in environment.tools as module:Class",
     "rollout_func": "write an environment (custom.extra.environment)",
     "callbacks": "name them in training.callbacks as module:Class",
     "overwrite_output_dir": "use rollmatch train --overwrite",

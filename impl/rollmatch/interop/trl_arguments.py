@@ -51,6 +51,9 @@ def keys_of_args(args: object) -> tuple[dict[str, object], dict[str, str]]:
     if not is_dataclass(args):
         problem, remedy = f"is {type(args).__name__}", "Pass a GRPOConfig of TRL, or our keys as config."
         raise ConfigError(problem, code="argument-unknown", key="args", remedy=remedy)
+    if hasattr(args, "max_staleness"):
+        remedy = "Pass a GRPOConfig, and overlap in config: docs/guides/coming-from.md has each of its arguments."
+        raise ConfigError(f"is {type(args).__name__}", code="argument-unknown", key="args", remedy=remedy)
     made = convert("trl", _changed(args))
     return made.keys, made.left_out
 
@@ -101,7 +104,6 @@ def keys_of_peft(peft_config: Any) -> dict[str, object]:
 
 _CLASS = "a class with reset, step, clone and fingerprint, named: config={'environment.name': 'my_envs:Class'}."
 BY_NAME = {
-    "environment_factory": f"Pass its methods as tools where they need no state, or write {_CLASS}",
     "rollout_func": f"Write turns as an environment, {_CLASS}",
     "quantization_config": "Leave it out: weights of 4 and 8 bits are not trained here.",
     "reward_processing_classes": "Leave it out, and pass a function that calls the reward model.",

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import cast
 
+from rollmatch.environments.coroutines import CoroutineEnvironment
 from rollmatch.environments.limits import check_share
 from rollmatch.environments.trajectory import EpisodeRollout, Trajectory
 from rollmatch.model.vocabulary import Vocabulary
@@ -78,6 +79,15 @@ def note_pace(
         failures=failures[:NUM_SHOWN],
         chats=[_chat(one, reward, vocabulary) for one, reward in chats],
     )
+
+
+def offered_environments(made: Sequence[Trajectory]) -> dict[str, object]:
+    """``environments``, as TRL's functions ask for them: instances of the class among the tools, if there is one.
+
+    Errors: ``replay-differs``.
+    """
+    found = [one.environment.instance() for one in made if isinstance(one.environment, CoroutineEnvironment)]
+    return {"environments": found} if found and all(one is not None for one in found) else {}
 
 
 def _pace(episode: EpisodeRollout, reward: float | None, *, began: float) -> dict[str, object]:

@@ -15,7 +15,7 @@ from rollmatch.config.named import load_named
 from rollmatch.environments.environment import MakeEnvironment, show
 from rollmatch.environments.limits import EnvironmentLimits
 from rollmatch.environments.loading import load_environment, load_tool_environment
-from rollmatch.environments.tools import load_tools
+from rollmatch.environments.tools import load_class, load_tools
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError
 from rollmatch.model.tool_texts import reply_text, tools_text
 from rollmatch.objectives.grpo.reward import CallLimits, Reward, load_rewards_of
@@ -90,19 +90,26 @@ def load_rewards(config: RunConfig) -> tuple[Reward, ...]:
             limits=CallLimits(
                 timeout_s=entry.timeout_s,
                 processes=entry.processes,
-                withheld=_withheld(config.custom.trainer_variant, processes=entry.processes),
+                withheld=_withheld(config, processes=entry.processes),
             ),
         )
         for place, entry in enumerate(config.custom.extra.grpo.rewards)
     )
 
 
-def _withheld(variant: str, *, processes: int) -> dict[str, str]:
-    """What TRL's reward functions do not get, and why."""
-    if variant.startswith("vineppo"):
+def _withheld(config: RunConfig, *, processes: int) -> dict[str, str]:
+    """What TRL's reward functions do not get, and why. Errors: those of ``load_class``."""
+    withheld = {}
+    if config.custom.trainer_variant.startswith("vineppo"):
         reason = "VinePPO rewards continuations, too, which are not the completions of a step"
-        return dict.fromkeys(("trainer_state", "log_extra", "log_metric"), reason)
-    return dict.fromkeys(("log_extra", "log_metric"), "a worker process cannot call it") if processes else {}
+        withheld = dict.fromkeys(("trainer_state", "log_extra", "log_metric"), reason)
+    elif processes:
+        withheld = dict.fromkeys(("log_extra", "log_metric"), "a worker process cannot call it")
+    if load_class(config.custom.extra.environment.tools) is None:
+        withheld["environments"] = "no class is among custom.extra.environment.tools"
+    elif processes:
+        withheld["environments"] = "a worker process cannot call them"
+    return withheld
 
 
 def load_answer_format(name: str, *, key: str) -> AnswerFormat:

@@ -20,6 +20,11 @@ from rollmatch.config.objective_rules import find_sampling_bias
 from rollmatch.config.training import TrainingConfig
 from rollmatch.data import BadSamples
 from rollmatch.data.splits import Split, load_split, origin_of
+from rollmatch.environments.coroutines import CoroutineEnvironment
+from rollmatch.environments.environment import begin
+from rollmatch.environments.limits import DEFAULTS
+from rollmatch.environments.loading import load_tool_environment
+from rollmatch.environments.tools import load_class
 from rollmatch.errors import ConfigError, ErrorList, RollmatchError, TargetError, kind_and_text
 from rollmatch.model.source import checkpoints_in
 from rollmatch.model.vocabulary import Vocabulary
@@ -98,8 +103,11 @@ def _try_rewards(
     with loading():
         from transformers import TrainerState
     errors: list[RollmatchError] = []
-    state = TrainerState(max_steps=config.training.max_steps)
-    failed = try_out(rewards, samples[0], state)
+    offered = {
+        "trainer_state": TrainerState(max_steps=config.training.max_steps),
+        **_environments_of(config, samples[0]),
+    }
+    failed = try_out(rewards, samples[0], offered)
     for name, error in failed:
         what = error.problem if isinstance(error, TargetError) else f"raised {kind_and_text(error)}"
         problem = f"{name} on {samples[0].origin} {what}"
@@ -113,13 +121,23 @@ def _try_rewards(
         names = {name for name, _ in failed}
         left = [one for one in rewards if one.call.processes is None and one.name not in names]
         with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(try_out, left, samples[0], state).result()
+            found = pool.submit(try_out, left, samples[0], offered).result()
         for name, error in found:
             problem = f"{name} works in the main thread alone: {kind_and_text(error)}"
             remedy = "Set its processes to 1, or overlap to off: with ahead, values are made in another thread."
             errors.append(ConfigError(problem, code="reward-fails", key=key, remedy=remedy))
     if errors:
         raise ErrorList(errors)
+
+
+def _environments_of(config: RunConfig, sample: Sample) -> dict[str, object]:
+    """Two of a class among tools, at their beginning, as reward functions get them. Errors: of ``begin``."""
+    tools = config.custom.extra.environment.tools
+    if load_class(tools) is None:
+        return {}
+    make = load_tool_environment(tools, limits=DEFAULTS)
+    begun = [begin(make, sample, run_seed=config.training.seed)[0] for _ in range(2)]
+    return {"environments": [one.instance() for one in begun if isinstance(one, CoroutineEnvironment)]}
 
 
 def check_training_arguments(training: TrainingConfig) -> None:

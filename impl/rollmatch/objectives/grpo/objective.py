@@ -8,7 +8,7 @@ from rollmatch.data import Reuse
 from rollmatch.environments.trajectory import Trajectory
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.objectives.answers import NUM_SHOWN, describe_answers
-from rollmatch.objectives.episodes import note_episodes, note_pace, note_part
+from rollmatch.objectives.episodes import note_episodes, note_pace, note_part, offered_environments
 from rollmatch.objectives.grpo.advantage import Baseline, Scale, group_advantages, is_flat
 from rollmatch.objectives.grpo.loss import PolicyRules
 from rollmatch.objectives.grpo.reward import Judgement, Reward, judge_all
@@ -184,7 +184,7 @@ class GrpoObjective(PolicyGradient):
         whole = [one for one in episodes if not one.failure] if self.rewards else []
         token_ids = [one.last_turn_ids for one in whole]
         answers, asked = [self.vocabulary.text(ids) for ids in token_ids], [one.sample for one in whole]
-        offered = _offered(token_ids, context)
+        offered = _offered(token_ids, context) | offered_environments(whole)
         judged = iter(judge_all(answers, asked, self.rewards, seconds=seconds, offered=offered) if whole else ())
         judgements = [
             next(judged) if self.rewards and not one.failure else _paid(one, num_rewards=len(self.rewards))

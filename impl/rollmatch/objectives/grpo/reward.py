@@ -130,17 +130,18 @@ def is_of_function(error: Exception) -> bool:
     return isinstance(error, _OF_THE_FUNCTION)
 
 
-def try_out(rewards: Sequence[Reward], sample: Sample, trainer_state: object) -> list[tuple[str, Exception]]:
+def try_out(rewards: Sequence[Reward], sample: Sample, offered: Mapping[str, object]) -> list[tuple[str, Exception]]:
     """Call each function, in this process, for two completions: a text from the sample's metadata as the answer.
 
-    Their ``completion_ids`` are those of no tokenizer. Returns the names of those that failed, with the exception.
+    ``offered``: as of ``judge_all``; ``completion_ids`` are those of no tokenizer. Returns
+    the names of those that failed, with the exception.
     """
     known = [value for value in sample.metadata.values() if isinstance(value, str | int | float)]
     answer = str(known[0]) if known else "0"
     found = []
     for reward in rewards:
-        offered = {"completion_ids": [[0], [0]], "trainer_state": trainer_state, **Notes(num_completions=2).offered}
-        value, _ = replace(reward.call, processes=None)([answer] * 2, [sample] * 2, offered)
+        given = {"completion_ids": [[0], [0]], **offered, **Notes(num_completions=2).offered}
+        value, _ = replace(reward.call, processes=None)([answer] * 2, [sample] * 2, given)
         if isinstance(judged := _finite(value, reward), Exception):
             found.append((reward.name, judged))
     return found

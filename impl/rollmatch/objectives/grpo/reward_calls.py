@@ -29,7 +29,7 @@ Form = Literal["ours", "trl", "verifiers"]
 Value = float | None | Exception
 """None: the function says nothing about this completion."""
 NAMED = ("prompt", "completion", "answer", "state", "task", "info")
-OFFERED = ("completion_ids", "trainer_state", "log_extra", "log_metric")
+OFFERED = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL passes to its functions beside texts and columns."""
 
 
@@ -107,8 +107,8 @@ class RewardCall:
     def _call_once(
         self, answers: Sequence[str], samples: Sequence[Sample], offered: Mapping[str, object]
     ) -> list[Value]:
-        if self.processes is not None:  # a function of this process cannot be called from another
-            offered = {name: value for name, value in offered.items() if not callable(value)}
+        if self.processes is not None:  # functions and environments of this process cannot be called from another
+            offered = {name: value for name, value in offered.items() if not callable(value) and name != "environments"}
         arguments = accepted_by(self.function, {**columns_of(answers, samples), **offered, **self.objects})
         [found] = self._run([((), arguments)])
         if isinstance(found, Exception):

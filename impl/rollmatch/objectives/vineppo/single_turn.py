@@ -1,13 +1,15 @@
 """Trajectories of one response to one prompt, paid at its end; and how such a response is continued."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from types import MappingProxyType
 
 from rollmatch.environments.continuation import ContinuationRequest
 from rollmatch.environments.trajectory import State, Trajectory
 from rollmatch.errors import TargetError
 from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.objectives.episodes import offered_environments
 from rollmatch.objectives.grpo.reward import Reward, judge_all
 from rollmatch.objectives.protocol import GenerationContext
 from rollmatch.records import Rollout, RolloutRequest, Sample
@@ -23,14 +25,20 @@ class RewardRules:
     """Of a response that ran into its limit; None: as any other."""
 
     def totals(
-        self, answers: Sequence[tuple[int, ...]], samples: Sequence[Sample], *, sampled: Sequence[tuple[int, ...]]
+        self,
+        answers: Sequence[tuple[int, ...]],
+        samples: Sequence[Sample],
+        *,
+        sampled: Sequence[tuple[int, ...]],
+        environments: Mapping[str, object] = MappingProxyType({}),
     ) -> list[float]:
-        """Of whole responses, without stop tokens; ``sampled``: with them.
+        """Of whole responses, without stop tokens; ``sampled``: with them; ``environments``: ``offered_environments``.
 
         Errors: ``reward-missing``, ``rewards-all-failed``.
         """
         texts = [self.vocabulary.text(ids) for ids in answers]
-        judged = judge_all(texts, samples, self.rewards, offered={"completion_ids": [list(ids) for ids in sampled]})
+        offered = {"completion_ids": [list(ids) for ids in sampled], **environments}
+        judged = judge_all(texts, samples, self.rewards, offered=offered)
         totals = []
         for sample, judgement in zip(samples, judged, strict=True):
             if judgement.total is None:
@@ -47,7 +55,8 @@ class RewardRules:
         """Episodes, each paid for its last turn; as they are where there are no rewards. Errors: as ``totals``."""
         judged = [one for one in made if not one.failure] if self.rewards else []
         turns = [one.last_turn_ids for one in judged]
-        totals = iter(self.totals(turns, [one.sample for one in judged], sampled=turns))
+        offered = offered_environments(judged)
+        totals = iter(self.totals(turns, [one.sample for one in judged], sampled=turns, environments=offered))
         return [self._paid(one, next(totals)) if self.rewards and not one.failure else one for one in made]
 
     def _paid(self, one: Trajectory, total: float) -> Trajectory:
