@@ -75,7 +75,7 @@ def test_reset_gets_the_columns_of_the_sample():
         assert each.instance().resets[-1] == [{"role": "user", "content": "Count!"}]
 
 
-@pytest.mark.scenario(clauses=["environments/a-class-among-tools-has-a-state#5"])
+@pytest.mark.scenario(clauses=["environments/a-class-among-tools-has-a-state#5,6"])
 def test_a_clone_replays_the_calls():
     made, shown = begun()
     start = int(shown.removeprefix("count="))
@@ -158,7 +158,7 @@ def test_a_coroutine_may_judge_an_episode():
     assert reward.call(["done"], [sample_of()], {"environments": [object()]}) == [None]
 
 
-@pytest.mark.scenario(clauses=["environments/a-class-among-tools-has-a-state#7"])
+@pytest.mark.scenario(clauses=["environments/a-class-among-tools-has-a-state#9"])
 @pytest.mark.parametrize(("tools", "processes"), [((), 0), ((COUNTER,), 1)])
 def test_a_function_that_needs_instances_is_refused_where_there_are_none(tools, processes):
     rewards = f"custom.extra.grpo.rewards=[{{function: '{CLASSES}:counts', processes: {processes}}}]"
