@@ -6,37 +6,9 @@ import pytest
 
 from conformance.doubles.refusals import refused
 from rollmatch.dialects.prompt import CallLog
-from rollmatch.dialects.reply import chat_reply_of, entries_of, filled, ids_of, logprobs_of, reason_of
+from rollmatch.dialects.reply import chat_reply_of
 
 AT = {"base_url": "http://a:1"}
-
-
-@pytest.mark.parametrize(
-    ("read", "good", "wrong", "code"),
-    [
-        (lambda value: entries_of(value, num_requests=2, **AT), [[1, 2]], [[1], [1, 2, 3], []], "reply-count-mismatch"),
-        (lambda value: entries_of(value, num_requests=2, **AT), [], [None, {}, "ab"], "reply-malformed"),
-        (
-            lambda value: ids_of(value, name="ids", place=4, **AT),
-            [(), (1,), (3, 0)],
-            [None, "ab", b"ab", [1.0], [True], 5, ["1"]],
-            "reply-malformed",
-        ),
-        (
-            lambda value: logprobs_of(value, (5, 6), place=4, **AT),
-            [(-1.0, 0.0), (0, -2)],
-            [None, "ab", b"ab", [-1.0], [-1.0] * 3, [-1.0, None]],
-            "reply-malformed",
-        ),
-        (lambda value: filled(value, name="ids", place=4, **AT), [(1,)], [()], "reply-malformed"),
-        (lambda value: reason_of(value, place=4, **AT), ["stop", "length"], [None, "abort", "", 1], "reply-malformed"),
-    ],
-)
-def test_what_is_not_as_the_dialect_says_is_refused(read, good, wrong, code):
-    assert [read(value) for value in good] == good
-    for value in wrong:
-        with refused(code, "http://a:1"):
-            read(value)
 
 
 def chat(**fields):

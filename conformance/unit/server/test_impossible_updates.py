@@ -1,11 +1,9 @@
 """Groups and adapters that cannot be: refused before a worker hears of them."""
 
 import pytest
-from pydantic import ValidationError
 
 from conformance.doubles.stand_in import refusal
 from conformance.doubles.update_bodies import OPEN, calls_of, full_sync, merging
-from rollmatch.server.payloads import CommunicatorRequest
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.transfer_plan import from_wire
 
@@ -35,14 +33,6 @@ def test_a_host_of_every_interface_is_the_servers_own(stand_in, post, named, ope
     assert post("/init_communicator/", {"host": named, "port": 23000, "world_size": 3})[0] == 200
     hosts = {from_wire(wire, GroupAddress).host for _, wire, *_ in calls_of(stand_in[0], "rollmatch_open")}
     assert hosts == {opened}
-
-
-def test_an_endless_time_limit_is_refused():
-    for name in ("timeout_s", "join_timeout_s"):
-        CommunicatorRequest(**OPEN, **{name: 3600})
-        for endless in (3601, float("inf"), float("nan")):
-            with pytest.raises(ValidationError):
-                CommunicatorRequest(**OPEN, **{name: endless})
 
 
 def adapter_sync(parts, **changes):

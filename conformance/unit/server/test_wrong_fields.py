@@ -1,61 +1,24 @@
-"""Wrong types, values and fields are 4xx in every dialect, before an engine sees them."""
+"""Wrong values are 4xx in every dialect, before an engine sees them; what a schema refuses, test_openapi.py draws."""
 
 import pytest
 
-from conformance.doubles.request_bodies import call, native
+from conformance.doubles.request_bodies import call
 
-OF_MS_SWIFT = {
-    "infer_requests": [
-        {
-            "messages": [{"role": "user", "content": "Look."}],
-            "images": [],
-            "audios": [],
-            "videos": [],
-            "tools": None,
-            "objects": {},
-            "chat_template_kwargs": {},
-            "data_dict": {},
-            "uuid": None,
-            "add_eos": None,
-        }
-    ],
-    "request_config": {
-        "max_tokens": 2,
-        "temperature": None,
-        "top_k": None,
-        "top_p": None,
-        "min_p": None,
-        "num_beams": 1,
-        "stop": [],
-        "repetition_penalty": None,
-        "seed": None,
-        "stream": False,
-        "logprobs": False,
-        "top_logprobs": None,
-        "n": 1,
-        "prompt_logprobs": None,
-        "best_of": None,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "length_penalty": 1.0,
-        "return_details": False,
-        "structured_outputs_regex": None,
-    },
-    "metrics": None,
-    "use_tqdm": True,
-    "adapter_request": None,
-}
+ASKED = {"messages": [{"role": "user", "content": "Look."}], "objects": {}, "chat_template_kwargs": {}, "data_dict": {}}
+ASKED |= {**dict.fromkeys(("images", "audios", "videos"), []), **dict.fromkeys(("tools", "uuid", "add_eos"))}
+CONFIG = {"max_tokens": 2, "num_beams": 1, "n": 1, "stop": [], "length_penalty": 1.0}
+CONFIG |= dict.fromkeys(("stream", "logprobs", "return_details"), False)
+CONFIG |= dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0)
+CONFIG |= dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "top_logprobs"))
+CONFIG |= dict.fromkeys(("prompt_logprobs", "best_of", "structured_outputs_regex"))
+OF_MS_SWIFT = {"infer_requests": [ASKED], "request_config": CONFIG, "use_tqdm": True}
+OF_MS_SWIFT |= dict.fromkeys(("metrics", "adapter_request"))
 """What ms-swift 4.6's own client sends: every field, whether it is set or not."""
-TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
 
 
 @pytest.mark.parametrize(
     ("route", "body", "status", "code"),
     [
-        ("/generate/", {"prompts": [[2**31]]}, 422, "body-invalid"),
-        ("/generate/", {"prompts": [[-1]]}, 422, "body-invalid"),
-        ("/generate/", {"prompts": [[5]], "what_else": 1}, 422, "body-invalid"),
-        ("/generate/", {"prompts": [[5]], "guided_decoding_regex": "a+"}, 422, "body-invalid"),
         ("/generate/", {"prompts": [[5]], "structured_outputs_regex": None}, 200, None),
         ("/generate/", {"prompts": [[5]], "images": []}, 200, None),
         ("/generate/", {"prompts": [[5], [6]], "images": [None]}, 400, "images-misfit"),
@@ -84,11 +47,7 @@ TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
             "sampling-value-invalid",
         ),
         ("/generate/", {"prompts": [[5]], "top_k": 2**31}, 400, "sampling-value-invalid"),
-        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "images": [{"bytes": 3}]}]}, 422, "body-invalid"),
-        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "images": [{"path": []}]}]}, 422, "body-invalid"),
-        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "colour": 1}]}, 422, "body-invalid"),
         ("/infer/", OF_MS_SWIFT, 200, None),
-        ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "tools": [{}]}]}, 422, "body-invalid"),
         ("/infer/", {"infer_requests": [{"prompt_token_ids": [5], "tools": []}]}, 200, None),
         (
             "/infer/",
@@ -113,25 +72,11 @@ TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [-1]}
         ),
         *(("/generate/", {"prompts": [[5]], "logprobs": number}, 200, None) for number in (0, 20, None)),
         *(("/generate/", {"prompts": [[5]], "logprobs": number}, 400, "sampling-value-invalid") for number in (-1, 21)),
-        ("/generate/", {"prompts": [[5]], "structured_outputs_regex": ""}, 422, "body-invalid"),
-        ("/generate/", {"prompts": [[5]], "structured_outputs_regex": "a" * 4097}, 422, "body-invalid"),
-        *(
-            ("/init_communicator/", {"host": "127.0.0.1", "port": port, "world_size": size}, 422, "body-invalid")
-            for port, size in ((0, 3), (65536, 3), (23000, 0), (23000, 4097))
-        ),
         (
             "/infer/",
             {"infer_requests": [{"prompt_token_ids": [5]}], "request_config": {"n": 0}},
             400,
             "sampling-value-invalid",
-        ),
-        ("/native/infer/", native([[5]], seed=2**63), 422, "body-invalid"),
-        ("/update_named_param/", TENSOR, 422, "body-invalid"),
-        (
-            "/update_flattened_params/",
-            {"metadatas": [TENSOR | {"start_idx": 0, "end_idx": -4, "numel": -1}]},
-            422,
-            "body-invalid",
         ),
     ],
 )
