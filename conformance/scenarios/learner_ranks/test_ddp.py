@@ -24,11 +24,11 @@ TOLERANCE = 1e-4
 """Of the length of both steps: float32, sums in another order, a second forward pass on the first's weights."""
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp2"])
-def pair_of_ranks(request, tmp_path_factory):
-    """Two ranks of two samples each."""
+@pytest.fixture(scope="module")
+def pair_of_ranks(tmp_path_factory):
+    """Two ranks of two samples each, split by FSDP2; test_tokens_per_micro_batch.py and draws try DDP."""
     folder = tmp_path_factory.mktemp("two_ranks")
-    overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2", f"training.strategy={request.param}")
+    overrides = (*TWO_STEPS, "training.per_device_train_batch_size=2", "training.strategy=fsdp2")
     finish_ranks(folder, 2, sys.executable, *WORKER, "digits", str(folder), *overrides)
     return folder
 
