@@ -45,9 +45,17 @@ ASKED = [
     and check.check_id not in RECORDED_ONLY
     and (dialect == "swift" or check.check_id in OF_LEARNERS)
 ]
-COSTLY = {("swift", "every-tensor-is-updated"), ("native", "running-calls-survive-an-update")}
+COSTLY = {("native", "running-calls-survive-an-update")}
+COSTLY |= {
+    ("swift", name)
+    for name in (
+        *("every-tensor-is-updated", "a-second-update-is-as-exact", "an-update-may-come-in-small-parts"),
+        *("running-calls-survive-an-update", "max-tokens-is-the-limit", "temperature-is-applied"),
+        *("replies-in-order", "every-prompt-of-a-call-is-answered", "caches-forget-old-pictures"),
+    )
+}
 COSTLY |= {(dialect, name) for dialect in ("trl", "vllm") for name in OF_LEARNERS - {"new-weights-are-served"}}
-"""Five seconds and more: asked where ``wide`` tests run."""
+"""Four seconds and more of processor time: asked where ``wide`` tests run."""
 
 
 @pytest.fixture(scope="module")
