@@ -25,7 +25,7 @@ GRPO = (
     "custom.extra.grpo.rewards=[{function: conformance.doubles.rewards:digit_sum}]",
     "training.packing=false",
     f"{R}.decoding.temperature=2",
-    f"{R}.max_new_tokens=380",
+    f"{R}.max_new_tokens=160",
     "training.max_steps=5",
     "training.per_device_train_batch_size=1",
 )
@@ -36,7 +36,7 @@ PLAYED = (
     "custom.extra.environment.name=conformance.oracle.echo:Echo",
     "custom.extra.environment.observations=text",
     "custom.extra.environment.max_turns=2",
-    "custom.extra.environment.max_response_tokens=800",
+    "custom.extra.environment.max_response_tokens=400",
 )
 BRIEF = {"samples": unseen(scenes("train")[:8]), "eval_samples": unseen(scenes()[:1])}
 

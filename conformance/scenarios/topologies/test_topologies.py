@@ -22,7 +22,9 @@ STEPS = 10
 def three(tmp_path_factory):
     """Three replicas and one learner, ten steps of rollout matching."""
     folder = tmp_path_factory.mktemp("three")
-    return run_division(folder, MATCHING, replicas="0,1,2", learners="3", steps=STEPS, lists_server=False)
+    brief = ("custom.extra.rollout_matching.max_new_tokens=48", "training.eval_scenes=2")
+    split = {"replicas": "0,1,2", "learners": "3"}
+    return run_division(folder, MATCHING, **split, steps=STEPS, lists_server=False, settings=brief)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from conformance.judge.servers.bounded import in_thread
 from rollmatch.dialects.native.sender import NativeSender
 
 pytestmark = pytest.mark.engine
-LENGTH = 440
+LENGTH = 220
 
 
 @pytest.fixture
