@@ -5,7 +5,7 @@ import pytest
 from conformance.doubles.request_bodies import call
 
 ASKED = {"messages": [{"role": "user", "content": "Look."}], "objects": {}, "chat_template_kwargs": {}, "data_dict": {}}
-ASKED |= {**dict.fromkeys(("images", "audios", "videos"), []), **dict.fromkeys(("tools", "uuid", "add_eos"))}
+ASKED |= {"images": [], "audios": [], "videos": [], **dict.fromkeys(("tools", "uuid", "add_eos"))}
 CONFIG = {"max_tokens": 2, "num_beams": 1, "n": 1, "stop": [], "length_penalty": 1.0}
 CONFIG |= dict.fromkeys(("stream", "logprobs", "return_details"), False)
 CONFIG |= dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0)
