@@ -42,6 +42,7 @@ COSTLY = {
     *("every-tensor-is-updated", "an-update-may-come-in-small-parts", "an-adapter-is-served-by-its-name"),
     *("stop-token-is-kept-or-not", "health-while-generating", "short-call-passes-long-one", "another-seed-differs"),
     *("long-responses-stay-greedy", "update-without-pause-is-survived", "logprobs-of-penalties-are-of-one-kind"),
+    *("a-second-update-is-as-exact", "order-holds-when-responses-end-out-of-order", "a-replaced-adapter-is-served"),
 }
 """Checks of more than two seconds, asked where ``wide`` tests run."""
 ASKS_ALL = "ROLLMATCH_STRICT" in os.environ and "ROLLMATCH_WIDE" not in os.environ
