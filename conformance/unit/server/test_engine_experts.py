@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from conformance.doubles.checkpoints import make_checkpoint
-from conformance.doubles.instance import ENGINE, free_port, running
+from conformance.doubles.instance import free_port, running
 from conformance.doubles.learner_side import native_backend
 from conformance.doubles.records import make_request
 from rollmatch.dialects.trl.vllm_client import VLLMClient
@@ -19,7 +19,6 @@ from rollmatch.weights.named_weights import named_weights
 
 pytestmark = [pytest.mark.engine, pytest.mark.wide]
 NUM_TOKENS = 8
-TEXT_ENGINE = {name: value for name, value in ENGINE.items() if name != "limit_mm_per_prompt"}
 
 
 @torch.no_grad()
@@ -30,23 +29,22 @@ def perturb(model, *, seed):
 
 
 @pytest.mark.scenario(clauses=["server-dialects/the-trl-dialect-serves-trl-and-verifiers-trainers#8"])
-@pytest.mark.parametrize(("name", "engine"), [("qwen3_moe", TEXT_ENGINE), ("qwen3_vl_moe", ENGINE)])
-def test_experts_are_served_as_they_were_sent(tmp_path, name, engine):
-    folder, shown = tmp_path / "model", []
-    model, template = make_checkpoint(name, folder), Template(folder, system="Look.", user="What?", any_chat=True)
-    if "limit_mm_per_prompt" in engine:
-        shown = [str(tmp_path / "noise.png")]
-        Image.effect_noise((90, 50), 40).convert("RGB").save(shown[0])
-    sample = Sample(sample_id=0, origin="x:1", images=tuple(shown), width=90, height=50)
+def test_experts_are_served_as_they_were_sent(tmp_path):
+    """Of a model that sees; those of text alone are in the table of models."""
+    folder, shown = tmp_path / "model", str(tmp_path / "noise.png")
+    model = make_checkpoint("qwen3_vl_moe", folder)
+    template = Template(folder, system="Look.", user="What?", any_chat=True)
+    Image.effect_noise((90, 50), 40).convert("RGB").save(shown)
+    sample = Sample(sample_id=0, origin="x:1", images=(shown,), width=90, height=50)
     prompt, written = list(template.prompt_token_ids(sample)), []
-    with running(tmp_path / "log", model=str(folder), engine_arguments=engine) as server:
+    with running(tmp_path / "log", model=str(folder)) as server:
         client = VLLMClient(server_port=server.settings.port, group_port=free_port(), connection_timeout=30)
 
         def check():
             request = make_request(0, sample=sample, prompt_token_ids=tuple(prompt))
             decoding = Decoding(max_new_tokens=NUM_TOKENS, logprobs=True)
             (expected,) = HfBackend(model, template, batch_size=1).generate([request], decoding)
-            pictures = [[Image.open(path) for path in shown]] if shown else None
+            pictures = [[Image.open(shown)]]
             banned = {"logit_bias": dict.fromkeys(template.banned_ids, -100.0)}
             greedy = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "logprobs": 0, "generation_kwargs": banned}
             found = client.generate([prompt], images=pictures, **greedy)
