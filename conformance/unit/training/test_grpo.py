@@ -1,13 +1,11 @@
 """GRPO, for real: groups from the digits model's own generate(), a step, windows, resume."""
 
-import json
-
 import pytest
 import torch
 
 from conformance.doubles.adapters import perturb_adapters
-from conformance.doubles.digits import load_model, scenes, unseen
-from conformance.doubles.grpo_run import BRIEF, GRPO, ONE_GROUP, SAMPLES, WINDOW
+from conformance.doubles.digits import load_model, unseen
+from conformance.doubles.grpo_run import GRPO, ONE_GROUP, SAMPLES, WINDOW
 from conformance.doubles.small_run import events, make_trainer, step_between, trained, weights_of
 from rollmatch.config.training import TunerConfig
 
@@ -16,20 +14,6 @@ from rollmatch.config.training import TunerConfig
 def plain(tmp_path_factory):
     """One step of two prompts, three completions each, and the change it made."""
     return trained(tmp_path_factory.mktemp("plain"), *GRPO, samples=SAMPLES)
-
-
-@pytest.mark.scenario(clauses=["grpo-server-mode/a-group-of-completions-competes-with-itself#1,2"])
-def test_a_step_requests_groups_and_learns_from_each_completion(plain):
-    trainer, step = plain
-    (requested,) = events(trainer, "requested")
-    first, second = requested["sample_ids"][0], requested["sample_ids"][3]
-    assert requested["sample_ids"] == [first] * 3 + [second] * 3
-    assert len(set(requested["seeds"])) == 6
-    assert requested["decoding"]["logprobs"] is True
-    (packed,) = events(trainer, "packed")
-    assert packed["segments"] == 6
-    assert step.isfinite().all()
-    assert step.norm() > 0
 
 
 def segments_of(trainer):
@@ -63,23 +47,6 @@ def test_a_run_that_continues_in_mid_window_learns_what_it_would_have_learnt(win
     ]
     assert rewards[0] == rewards[1]
     assert len(rewards[0]) == 3
-
-
-@pytest.mark.scenario(clauses=["grpo-server-mode/the-options-of-the-policy-gradient-enter-the-loss#7"])
-@pytest.mark.parametrize(
-    ("overrides", "temperature"), [((), 0.0), ((BRIEF, "custom.extra.grpo.eval_temperature=0.7"), 0.7)]
-)
-def test_an_evaluation_rewards_answers_at_its_own_temperature_and_writes_some_down(tmp_path, overrides, temperature):
-    trainer = make_trainer(tmp_path, *GRPO, *overrides)
-    metrics = trainer.evaluate()
-    (requested,) = events(trainer, "requested")
-    decoding = requested["decoding"]
-    assert (requested["purpose"], decoding["temperature"], decoding["logprobs"]) == ("eval", temperature, False)
-    assert requested["num_requests"] == 4
-    (event,) = events(trainer, "evaluated")
-    record = json.loads((tmp_path / event["file"]).read_text())
-    assert [answer["sample_id"] for answer in record["answers"]] == [sample.sample_id for sample in scenes()[:4]]
-    assert metrics["eval_reward"] == pytest.approx(sum(answer["reward"] for answer in record["answers"]) / 4)
 
 
 DORA = ("tuner.train_type=lora", "tuner.use_dora=true")
