@@ -17,6 +17,7 @@ def elastic(tmp_path_factory):
     return learned(tmp_path_factory.mktemp("elastic"), 2, {0: [0], 1: [0, 1], 2: [1]})
 
 
+@pytest.mark.slow
 @pytest.mark.scenario(
     "server-connection/one-server-joins-and-another-leaves",
     clauses=["server-connection/servers-join-and-leave-a-running-job#1,3,4,6,7"],
@@ -60,6 +61,7 @@ def test_servers_come_and_go_while_the_learner_learns(tmp_path):
     assert (went.policy_version, went.group) == (2, None)
 
 
+@pytest.mark.slow
 @pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#3,4,5,6"])
 def test_every_rollout_is_of_the_version_that_the_step_expects(learned_on_one_host, elastic):
     assert judge(elastic.events) == []
