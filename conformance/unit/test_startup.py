@@ -154,3 +154,37 @@ def test_a_command_whose_reader_is_gone_goes_on_to_its_end(tmp_path, streams):
         getattr(process, name).close()
     assert process.wait(timeout=60) == 5
     assert (tmp_path / "end").read_text() == "whole"
+
+
+FAILING = """
+import logging, threading, warnings
+from rollmatch.startup import run_process
+
+def fail():
+    try:
+        raise OSError("no route to http://me:sesame@node7/a?token=sesame")
+    except OSError as error:
+        raise ValueError("Illegal header value b'Bearer sesame'") from error
+
+def command():
+    warnings.warn("retrying https://me:sesame@node7")
+    logging.warning("the value of the variable is open-sesame")
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    fail()
+
+run_process(command, with_traceback=True)
+"""
+
+
+def test_tracebacks_and_warnings_of_a_command_hold_no_credentials():
+    environment = os.environ | {"SOME_API_KEY": "open-sesame"}
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("ValueError: Illegal header value b'Bearer ***'") == 2
+    assert done.stderr.count("OSError: no route to http://***@node7/a?token=***") == 2
+    assert "retrying https://***@node7" in done.stderr
+    assert "the value of the variable is ***" in done.stderr

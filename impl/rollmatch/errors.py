@@ -10,8 +10,10 @@ Every error carries four fields, so that a test (and a user) need not read prose
 A class of its own is for an error that somebody catches; every other error is one of these classes with a ``code``.
 """
 
+import os
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,21 +25,34 @@ HIDDEN = "***"
 _CREDENTIALS = re.compile(
     r"""(?<=:/)(/?)[^/?#\s'"]+@"""  # of a URL, also of one that was read as a path
     r"""|()(?<![\w.+/:@-])[\w.+-]{1,200}:[^/?#\s'"@]{1,200}@(?=[\w\[])"""  # without a scheme
-    r"""|((?<=[?&])\w*(?:key|token|secret|password)=|(?-i:Bearer|Basic)\s)[^&#\s'"]+""",  # or of a header
+    r"""|((?<=[?&])\w*(?:key|token|secret|password)=|(?-i:Bearer|Basic)\s)[^&#\s'"]+"""  # or of a header
+    r"""|((?<![\w-])hf_)[A-Za-z0-9]{30,}""",  # the hub's
     re.IGNORECASE,
 )
+_SECRET_VARIABLE = re.compile(r"(?:(?:API|ACCESS|PRIVATE|SECRET|ENCRYPTION)_?KEY|TOKEN|PASSWORD|PASSWD|SECRET)$")
+_SHORTEST_SECRET = 8
+
+
+@cache
+def _secrets_of_environment() -> tuple[str, ...]:
+    """Values of the variables that are secrets by their names, as they are with the first text; long ones first."""
+    values = {value for name, value in os.environ.items() if _SECRET_VARIABLE.search(name.upper())}
+    return tuple(sorted((value for value in values if len(value) >= _SHORTEST_SECRET), key=len, reverse=True))
 
 
 def without_credentials(text: str) -> str:
-    """A text with users, passwords and keys of URLs and headers hidden.
+    """A text with users, passwords and keys of URLs and headers hidden, and secrets of this process' environment.
 
     >>> without_credentials("'http://me:word@h:80' or me:word@h:80, https:/me:word@h/m, http://h/?api_key=word&n=1")
     "'http://***@h:80' or ***@h:80, https:/***@h/m, http://h/?api_key=***&n=1"
     """
 
     def hidden(found: re.Match[str]) -> str:
-        return f"{found[3]}{HIDDEN}" if found[3] else f"{found[1] or ''}{HIDDEN}@"
+        before = found[3] or found[4]
+        return f"{before}{HIDDEN}" if before else f"{found[1] or ''}{HIDDEN}@"
 
+    for secret in _secrets_of_environment():
+        text = text.replace(secret, HIDDEN)
     return _CREDENTIALS.sub(hidden, text)
 
 

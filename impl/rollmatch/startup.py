@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn, TextIO, cast
 
-from rollmatch.errors import FAILURES
+from rollmatch.errors import FAILURES, without_credentials
 
 UNNEEDED = ("sklearn", "datasets")
 """Transformers loads them where they are installed, for ways of decoding and training that are not ours: a second."""
@@ -60,9 +60,11 @@ def start_thread(work: Callable[[], object], *, name: str) -> threading.Thread:
 def run_process(command: Callable[[], int], *, with_traceback: bool) -> NoReturn:
     """Run a command as this process, and leave with its code: output in any locale, Ctrl-C without a traceback.
 
+    What it writes to stderr, tracebacks and warnings of any library among it, holds no credentials.
+
     An error that nobody has caught is 1, after its traceback; other ranks wait for the end of this one.
     """
-    sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr)
+    sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr, kind=DiscreetText)
     try:
         leave(command())
     except KeyboardInterrupt:
@@ -91,7 +93,16 @@ class _LastingFile(io.FileIO):
         return super().write(data)
 
 
-def lasting(stream: TextIO) -> TextIO:
+class DiscreetText(io.TextIOWrapper):
+    """Text without credentials: libraries write URLs with their passwords into errors, warnings and logs."""
+
+    def write(self, text: str, /) -> int:
+        """As ``TextIOWrapper``."""
+        super().write(without_credentials(text))
+        return len(text)
+
+
+def lasting(stream: TextIO, *, kind: type[io.TextIOWrapper] = io.TextIOWrapper) -> TextIO:
     """The same stream in any locale, which outlives its reader: a run continues if its terminal or ``| head`` ends."""
     try:
         number = stream.fileno() if isinstance(stream, io.TextIOWrapper) else None
@@ -101,9 +112,7 @@ def lasting(stream: TextIO) -> TextIO:
         return stream
     stream.flush()
     raw = _LastingFile(number, "wb", closefd=False)
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=stream.encoding, errors="backslashreplace", line_buffering=True
-    )
+    return kind(io.BufferedWriter(raw), encoding=stream.encoding, errors="backslashreplace", line_buffering=True)
 
 
 def leave(code: int) -> NoReturn:

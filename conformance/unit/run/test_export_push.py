@@ -191,6 +191,27 @@ def test_no_secret_of_an_address_is_shown(model, monkeypatch):
     assert "sesame" not in format_error(error)
 
 
+PUSHED = """
+import sys
+from pathlib import Path
+from rollmatch.run.push import push
+from rollmatch.startup import run_process
+run_process(lambda: push(Path(sys.argv[1]), sys.argv[2]), with_traceback=True)
+"""
+
+
+def test_no_secret_of_an_address_is_in_the_traceback_of_what_the_hubs_client_raised(model):
+    command = [sys.executable, "-c", PUSHED, str(model), NAME]
+    with fake_hub() as hub:  # refuses: user and password take the place of the token
+        variables = {"HF_ENDPOINT": hub.url.replace("://", "://me:sesame@"), "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN}
+        ended = subprocess.run(
+            command, env=os.environ | variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    assert ended.returncode == 1
+    assert "HTTPStatusError: Client error '401 Unauthorized' for url 'http://***@127.0.0.1:" in ended.stderr
+    assert "sesame" not in ended.stderr
+
+
 def test_a_hub_that_cannot_be_reached_is_named(model, monkeypatch):
     url = f"http://127.0.0.1:{free_port()}"
     error = failure(model, url, monkeypatch)
