@@ -59,9 +59,11 @@ def test_a_call_of_many_log_probabilities_leaves_the_loop_and_memory_to_others(s
 
 
 @pytest.mark.scenario(clauses=["rollout-server/a-bad-request-costs-nobody-else-anything#10"])
-def test_log_probabilities_of_prompts_leave_memory_to_others(server, memory):
+def test_log_probabilities_of_prompts_leave_the_loop_and_memory_to_others(server, memory):
     body = {"prompt": [[7] * 500] * 20, "max_tokens": 1, "prompt_logprobs": 20}
-    assert watched(server, memory, "/v1/completions", body)[0] < MAX_BYTES
+    num_bytes, turns = watched(server, memory, "/v1/completions", body)
+    assert num_bytes < MAX_BYTES
+    assert turns[HELD_S] >= MOST_OF_TURNS * turns[float("inf")], turns
 
 
 def test_a_stream_that_is_hung_up_on_frees_the_engine(server):

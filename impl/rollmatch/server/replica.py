@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ class EngineOutput:
     """For each response token, ids with vLLM's log-probabilities, the sampled one among them; empty unless more than
     that was requested.
     """
-    prompt_logprobs: "Sequence[LogprobsOnePosition] | None" = None
+    prompt_logprobs: "Iterable[LogprobsOnePosition] | None" = None
     """The same for each prompt token; empty for the first."""
 
     def values(self) -> list[float]:
@@ -193,6 +193,10 @@ class VllmReplica:
         given: dict[str, object] = {"prompt_token_ids": prompt.token_ids}
         params.update_from_generation_config({"eos_token_id": list(prompt.stop_ids)})  # ignore_eos keeps its meaning
         params.flat_logprobs = True
+        tokenizer = self.engine.output_processor.tokenizer if params.detokenize else None
+        if params.prompt_logprobs is not None:
+            self._check_prompt_logprobs(params.prompt_logprobs)
+            params.extra_args = (params.extra_args or {}) | {scheduler.OF_PROMPT: True}
         if prompt.images:
             given["multi_modal_data"] = {"image": prompt.images}
         from vllm import exceptions
@@ -207,12 +211,22 @@ class VllmReplica:
                         for answer in output.outputs:
                             answer.index += first
                             _condense(answer.logprobs)
-                        _condense(output.prompt_logprobs)
+                        if (rows := scheduler.prompt_rows_of(output, tokenizer)) is not None:
+                            output.prompt_logprobs = rows
+                        else:  # another scheduler's
+                            _condense(output.prompt_logprobs)
                         num_tokens = sum(len(answer.token_ids) for answer in output.outputs)
                         yield EnginePart(output=output, num_tokens=num_tokens, is_last=output.finished)
         except (ValueError, TypeError, OverflowError, refused, EngineGenerateError) as error:
             cause = error.__cause__ if isinstance(error, EngineGenerateError) else error
             raise Refusal(f"{type(cause).__name__}: {cause}", code="engine-refused", key="requests") from error
+
+    def _check_prompt_logprobs(self, num_top: int) -> None:
+        """Errors: ``Refusal``; vLLM knows ``max_logprobs`` only, and its worker dies of more than there are."""
+        size = self.engine.model_config.get_vocab_size()
+        if num_top > size:
+            problem, remedy = f"{num_top} are above the {size} tokens of the vocabulary", "Ask for fewer."
+            raise Refusal(problem, code="engine-refused", key="prompt_logprobs", remedy=remedy)
 
     async def call(self, method: str, *arguments: object) -> list[dict[str, object]]:
         """Call a method of every worker. Errors: ``WorkerDead``."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import types
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -170,7 +170,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
-def prompt_places(rows: Sequence[Mapping[int, Any]] | None) -> msgspec.Raw | None:
+def prompt_places(rows: Iterable[Mapping[int, Any]] | None) -> msgspec.Raw | None:
     """vLLM's log-probabilities of prompt tokens, by id, finite, as JSON; the first token has none."""
     if rows is None:
         return None

@@ -5,7 +5,7 @@ vLLM renders chats and tokenises; it passes images on undecoded, and every check
 
 import asyncio
 import copy
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ class CallNotes:
     """Whether those of all prompts are, and vLLM's classes have them."""
     is_streamed: bool = False
     error: RollmatchError | None = None
-    prompt_logprobs: "dict[int, Sequence[LogprobsOnePosition]]" = field(default_factory=dict)
+    prompt_logprobs: "dict[int, Iterable[LogprobsOnePosition]]" = field(default_factory=dict)
     """Index of a prompt -> those of its tokens, in place of what vLLM's classes would make of them."""
     images: list[Image.Image] = field(default_factory=list)
     """Of a chat, until its prompt goes to an engine: what vLLM's classes render stays in memory long after the call."""
