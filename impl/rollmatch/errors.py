@@ -56,8 +56,20 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub(hidden, text)
 
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def shown(text: str) -> str:
+    """A text for people: without credentials, and with control characters, which move cursors and set titles, spelled.
+
+    >>> shown("\x1b[2J of http://me:word@h")
+    '\\\\x1b[2J of http://***@h'
+    """
+    return _CONTROLS.sub(lambda found: f"\\x{ord(found[0]):02x}", without_credentials(text))
+
+
 class RollmatchError(Exception):
-    """Root of everything this package raises on purpose; its texts hold no credentials of URLs and headers."""
+    """Root of everything this package raises on purpose; its texts are ``shown``."""
 
     code = "rollmatch-error"
     is_shared = False
@@ -65,7 +77,7 @@ class RollmatchError(Exception):
 
     def __init__(self, problem: str, *, key: str = "", remedy: str = "", code: str = "") -> None:
         self.code = code or type(self).code
-        self.key, self.problem, self.remedy = map(without_credentials, (key, problem, remedy))
+        self.key, self.problem, self.remedy = map(shown, (key, problem, remedy))
         super().__init__(self.problem)
 
     def __str__(self) -> str:

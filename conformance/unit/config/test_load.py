@@ -344,6 +344,13 @@ def test_a_secret_that_would_stand_in_the_list_of_processes_is_refused(key):
     assert config_with(f"{key}=true") is not None
 
 
+def test_problems_spell_what_would_steer_a_terminal(tmp_path):
+    (tmp_path / "run.yaml").write_text(r'"\e[2J\e]0;title\a": 1')
+    with pytest.raises(ErrorList) as caught:
+        load_config(str(tmp_path / "run.yaml"))
+    assert any(error.key == r"\x1b[2J\x1b]0;title\x07" for error in caught.value.errors)
+
+
 @pytest.mark.parametrize("url", ["ftp://me:word@a:1", "http://me:word@a:x", "me:word@a:1", "http://a:1/?api_key=word"])
 def test_problems_hide_the_credentials_of_urls(url):
     with refused("base-url-invalid") as caught:

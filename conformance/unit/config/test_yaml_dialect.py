@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.doubles.refusals import refused
-from rollmatch.config.yaml_dialect import dump, parse_mapping, parse_value
+from rollmatch.config.yaml_dialect import dump, lines_of, parse_mapping, parse_value
 from rollmatch.errors import ErrorList
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=12) | st.sampled_from(
@@ -98,6 +98,15 @@ def test_aliases_of_aliases_are_counted_and_not_expanded():
     with refused("yaml-malformed", "f"):
         parse_mapping("\n".join(lines), origin="a.yaml")
     assert time.perf_counter() - began < 2
+
+
+def test_places_are_counted_also_of_what_is_nested_too_deeply_or_too_often():
+    """They are looked up for the message, after the document was refused."""
+    maps = ["a0: &a0 {x: 1, y: 2}"] + [f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}" for i in range(1, 40)]
+    began = time.perf_counter()
+    assert lines_of("\n".join(maps))["a1.x.y"] == 1
+    assert lines_of(f"a: {'[' * 20_000}{']' * 20_000}") == {}
+    assert time.perf_counter() - began < 20
 
 
 def test_the_largest_document_is_read_and_one_value_more_is_refused():

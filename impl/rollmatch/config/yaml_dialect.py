@@ -5,6 +5,7 @@ PyYAML alone follows YAML 1.1, where ``1e-5`` is a text, ``010`` is eight and ``
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 import yaml
 
@@ -80,9 +81,9 @@ def lines_of(text: str) -> dict[str, int]:
     """
     try:
         node = yaml.compose(text, Loader=Yaml12Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return {}
-    return dict(_lines_below(node, ())) if isinstance(node, yaml.MappingNode) else {}
+    return dict(islice(_lines_below(node, ()), MAX_VALUES)) if isinstance(node, yaml.MappingNode) else {}
 
 
 def _lines_below(node: yaml.MappingNode, path: tuple[str, ...]) -> Iterator[tuple[str, int]]:
