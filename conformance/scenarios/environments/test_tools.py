@@ -1,12 +1,15 @@
 """Tools that turns call: Python functions, and those of a real MCP server over loopback."""
 
+import gzip
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
 from conformance.doubles.configs import GRPO, config_with
+from conformance.doubles.http_server import http_server, send
 from conformance.doubles.ladders import TurnSide, climbing, grouped, searching, world
 from conformance.doubles.locks import VOCABULARY, sample_of
 from conformance.doubles.records import make_reply
@@ -110,6 +113,52 @@ def test_a_server_that_is_gone_costs_the_episode(tmp_path):
         assert "3" in take_step(made, call("add", a=1, b=2), key="x:1").observation
     with pytest.raises(EpisodeFailed, match=rf"x:1.*ConnectionError: {url}"):
         take_step(made, call("add", a=1, b=2), key="x:1")
+
+
+def without_end(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Type", "application/json")
+    handler.end_headers()
+    while True:
+        handler.wfile.write(b" " * (1 << 20))
+
+
+def packed(handler):
+    handler.send_response(200)
+    for name, value in {"Content-Type": "application/json", "Content-Encoding": "gzip"}.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.wfile.write(gzip.compress(b"{}"))
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"), [(without_end, "a reply of more than 16,777,216 bytes"), (packed, "a packed reply")]
+)
+def test_a_reply_of_a_tool_server_is_bounded_while_it_arrives(reply, said):
+    """It would fill the learner's memory before its length is compared with ``max_observation_bytes``."""
+
+    def answer(handler):
+        call_of_ours = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length", 0))) or b"{}")
+        known = {
+            "initialize": {
+                "protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                "serverInfo": {"name": "x", "version": "1"},
+            },
+            "tools/list": {"tools": [{"name": "add", "description": "Add.", "inputSchema": {"type": "object"}}]},
+        }  # fmt: skip
+        method, number = call_of_ours.get("method"), {"jsonrpc": "2.0", "id": call_of_ours.get("id")}
+        if method == "tools/call":
+            with suppress(OSError):
+                reply(handler)
+        elif method in known:
+            send(handler, 200, number | {"result": known[method]})
+        else:
+            send(handler, 200 if "id" in call_of_ours else 202, number | {"error": {"code": -32601, "message": ""}})
+
+    with http_server(answer) as server:
+        made = begun(f"{server.url}/mcp")
+        with pytest.raises(EpisodeFailed, match=rf"x:1.*ConnectionError: {server.url}/mcp: ReadError: {said}"):
+            take_step(made, call("add", a=1, b=2), key="x:1")
 
 
 @pytest.mark.scenario(clauses=["environments/a-call-that-fails-costs-its-episode#2"])

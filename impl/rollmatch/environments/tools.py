@@ -133,41 +133,22 @@ async def _call_method(name: str, arguments: Mapping[str, Any], instance: object
 
 def _of_server(url: str, key: str) -> list[Tool]:
     try:
-        from mcp import Client
+        from rollmatch.environments.tool_servers import call_tool, tools_of
     except ImportError as error:
         problem, remedy = f"{url}: needs the package mcp 2 or newer", "pip install 'mcp>=2'"
         raise ConfigError(problem, code="tool-server-unreachable", key=key, remedy=remedy) from error
-
-    async def listed() -> list[Any]:
-        async with Client(url) as client:
-            return list((await client.list_tools()).tools)
-
     try:
-        found = run_coroutine(listed(), timeout_s=_SERVER_TIMEOUT_S)
-    except (Exception, NotDone) as error:  # the client raises groups of its transports' errors
-        problem = f"{url}: {kind_and_text(error)}"
+        found = run_coroutine(tools_of(url), timeout_s=_SERVER_TIMEOUT_S)
+    except (ConnectionError, NotDone) as error:
+        problem = str(error) or f"{url}: does not answer within {_SERVER_TIMEOUT_S:g} s"
         remedy = "Start the MCP server, and give the URL of its streamable HTTP, such as http://127.0.0.1:8000/mcp."
         raise ConfigError(problem, code="tool-server-unreachable", key=key, remedy=remedy) from error
-    return [Tool(schema=_schema_of(tool), call=partial(_call_remote, url, tool.name)) for tool in found]
+    return [Tool(schema=_schema_of(tool), call=partial(call_tool, url, tool.name)) for tool in found]
 
 
 def _schema_of(tool: Any) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description or "", "parameters": dict(tool.input_schema)}
     return {"type": "function", "function": function}
-
-
-async def _call_remote(url: str, name: str, arguments: Mapping[str, Any], instance: object = None) -> object:
-    from mcp import Client, MCPError
-
-    try:
-        async with Client(url) as client:
-            try:
-                result = await client.call_tool(name, dict(arguments))
-            except MCPError as error:  # for example: arguments that the server does not take
-                return kind_and_text(error)
-    except Exception as error:  # groups of the transports' errors
-        raise ConnectionError(f"{url}: {error}") from error
-    return "\n".join(part.text if part.type == "text" else f"[{part.type}]" for part in result.content)
 
 
 class ToolEnvironment:
