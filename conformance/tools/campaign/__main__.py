@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import count, repeat
 
 from conformance.doubles import processes
-from conformance.tools.campaign.attack import KEYS, attack
+from conformance.tools.campaign.attack import HEALTH_S, KEYS, attack
 from conformance.tools.campaign.bodies import bodies
 from conformance.tools.campaign.doubles import trial
 from conformance.tools.campaign.observe import HealthLooks
@@ -69,6 +69,8 @@ def on_processes(seed, *, num_faults, minutes, only="", show=print):
             show(f"seed {seed}, story {number}: {problem}")
         if not here[0] or len(struck) >= num_faults or time.monotonic() > began + 60 * minutes:
             break
+    if looks.p99() > HEALTH_S or looks.num_failed:
+        wrong.append("health")
     show(f"processes, seed {seed}: {len(struck)} faults, {len(wrong)} findings")
     show(f"  {(time.monotonic() - began) / 60:.1f} minutes; health: {looks.shown()}")
     show(f"  faults: {dict(Counter(f'{kind}, {place}' for kind, place, _ in struck).most_common())}")

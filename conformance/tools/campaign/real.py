@@ -174,7 +174,8 @@ class StruckRun:
             limit.add(worker)
 
     def replace_ended_server(self, limit=None):
-        """A server without its engine ends by itself, says why, and not with success."""
+        """A server without its engine ends by itself, says why, and not with success; its health is red meanwhile."""
+        self.looks.watch(None)
         if self.server.wait(BOUND_S) == 0 or "[worker-dead]" not in self.server.output():
             self.wrong.append(f"a server without its engine ended with {self.server.output()[-500:]}")
         if limit and not limit.num_killed():
