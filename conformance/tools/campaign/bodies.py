@@ -12,7 +12,7 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from conformance.doubles.fuzzed_bodies import BODIES, calls, encoded, is_not_of_groups
-from conformance.doubles.instance import ENGINE, running
+from conformance.doubles.instance import ENGINE, free_port, running
 from conformance.judge.servers.bounded import in_thread
 from conformance.tools.campaign.attack import AttackedServer, judged, report
 from rollmatch.weights.group_store import DROP
@@ -77,6 +77,7 @@ def send_in_state(attacked, dialect, state, seed) -> Iterator[int]:
         time.sleep(STATE_S)
     yield from (call.result() for call in waiting)
     attacked.learner.close(force=True)
+    attacked.learner.port = free_port()  # the store of the group that was left may still answer at the other one
     if attacked.learner.open()[0] != OK or attacked.sync(attacked.chance.choice(attacked.policies)) != OK:
         attacked.wrong.append(f"no update after bodies of {dialect} while one was {state}")
     attacked.check_responses()
