@@ -7,9 +7,10 @@ checkpoints hold what is under way between two steps (``Checkpointer``).
 """
 
 import pickle
+import sys
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain, zip_longest
@@ -52,6 +53,12 @@ from rollmatch.weights.named_weights import named_weights
 
 SPOILED = ("loss-not-finite", "policy-not-finite")
 """Codes of errors after which the weights are no numbers."""
+SWITCH_S = 0.0005
+"""Seconds that a thread may keep the interpreter while another one waits for it; Python's own is 0.005.
+
+Threads that play episodes or judge rollouts share it with the learner, which needs it back after each of thousands of
+small GPU operations.
+"""
 
 
 class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not typed
@@ -122,7 +129,8 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         nor where the disk has failed.
         """
         try:
-            return super().train(*arguments, **named)
+            with _quick_switches():
+                return super().train(*arguments, **named)
         except pickle.UnpicklingError as error:  # torch loads tensors and plain values only
             problem = f"a file of the checkpoint holds other things than tensors: {first_line(error)}"
             remedy = "Resume from a checkpoint that this program wrote."
@@ -551,3 +559,14 @@ def _exchanges_tower(model: nn.Module, settings: Mapping[str, object]) -> bool:
     found = [parts[NAMES[part]] for part in (Part.VISION, Part.PROJECTOR) if NAMES[part] in parts]
     is_in_parts = Strategy(engine="deepspeed", settings=settings).splits_weights
     return bool(found) and (is_in_parts or any(part.num_trained for part in found))
+
+
+@contextmanager
+def _quick_switches() -> Iterator[None]:
+    """Threads change places after ``SWITCH_S``."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
