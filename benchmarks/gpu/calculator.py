@@ -9,7 +9,7 @@ pace    4 episodes a slot and window, a first turn of some sentences, a log-norm
         1.5, one of 370 takes more than 30 s, none more than 60 s): lockstep beside ``ahead`` with first complete groups
 curve   short delays, the rewards of each step by seed: lockstep beside ``ahead``, and beside engines of 8 bits
 
-Measured from the first step of a way to the last one within ``RUN_S`` seconds. Waiting turns: those that are written or
+Measured from the first step of a way to the last one within ``run_s`` seconds. Waiting turns: those that are written or
 wait, on average. Busy share: responses that are written or wait, at most one a slot, over the slots, 20 times a second;
 a sync's seconds count as idle. ``--rehearse`` runs two steps of each way without GPUs.
 """
@@ -34,7 +34,7 @@ from rollmatch.config.layers import merge, nested
 
 CONFIG = ROOT / "fixtures/smollm/calculator.yaml"
 VLLM = "rollout.vllm"
-LOOK_S, RUN_S = 0.05, 400
+LOOK_S = 0.05
 LONG = "Explain in a few sentences how the problem is solved. End with the expression to type into a calculator."
 AHEAD = {
     "rollout.overlap": "ahead",
@@ -59,15 +59,17 @@ PACE = {
         "rollout.max_new_tokens": 256,
         "grpo.num_generations": 4,
         "training.per_device_train_batch_size": 16,  # prompts: 64 completions at a time
-        "training.gradient_accumulation_steps": 4,
+        "training.gradient_accumulation_steps": 1,
     },
-    "slots": 64,
-    "ways": {"off": ({}, 8), "ahead": (late(2, 8), 60)},
+    "slots": 16,
+    "run_s": 150,
+    "ways": {"off": ({}, 60), "ahead": (late(2, 30), 200)},
     "seeds": (42,),
 }
 CURVE = {
     "fields": {"environment.options": {"median_s": 0.05}},
     "slots": 64,
+    "run_s": 400,
     "ways": {"off": ({}, 40), "ahead": (late(1, 2), 40), "fp8": ({"rollout.vllm.quantization": "fp8"}, 40)},
     "seeds": (42, 1, 2),
 }
@@ -159,7 +161,7 @@ class Run:
         steps, synced = journal_of(self.out, "step"), journal_of(self.out, "synced")
         begin, end = steps[0]["time"], steps[-1]["time"]
         sync_s = sum(event["seconds"] for event in synced if begin < event["time"] <= end)
-        played = [event for event in journal_of(self.out, "episodes") if event["step"] > steps[0]["step"]]
+        played = [event for event in journal_of(self.out, "episodes") if begin < event["time"] <= end]
         durations = [seconds for event in played for seconds in event["durations"]]
         busy = watch.busy_share(self.part["slots"], begin, end)
         return {
@@ -197,7 +199,7 @@ def measure(part, report, folder, *, rehearse):
         began, found = time.monotonic(), {}
         try:
             for run, learner, watch in zip(runs, learners, watches, strict=True):
-                while (code := learner.process.poll()) is None and time.monotonic() - began < RUN_S:
+                while (code := learner.process.poll()) is None and time.monotonic() - began < part["run_s"]:
                     time.sleep(1)
                 watch.end()
                 if code:

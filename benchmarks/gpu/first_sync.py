@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 import yaml
 
-from benchmarks.gpu.four_billion import SHAPE, SMALL_MODEL
 from benchmarks.gpu.grpo_sides import VLLM, our_config
 from benchmarks.gpu.grpo_step import FULL, TINY
 from benchmarks.gpu.machine import describe
+from benchmarks.gpu.random_qwen3 import SHAPE, SMALL_MODEL
 from benchmarks.gpu.report import RESULTS, folder_of
 from conformance.doubles.instance import free_port
 from conformance.doubles.started import finish, journal_of, started

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.gpu.four_billion import SMALL_MODEL
+from benchmarks.gpu.random_qwen3 import SMALL_MODEL
 from conformance.doubles.digits import ROOT
 from conformance.doubles.instance import free_port
 from conformance.doubles.started import finish, journal_of, started
@@ -25,6 +25,7 @@ WAYS = {
     "adapter-ahead": ADAPTER | {OVERLAP: "ahead"},
     "checkpointed": {"training.gradient_checkpointing": True},
     "tokens": {"training.tokens_per_micro_batch": TOKENS},
+    "tokens-compiled": {"training.tokens_per_micro_batch": TOKENS, "training.compile_layers": True},
     "tokens-ahead": {"training.tokens_per_micro_batch": TOKENS, OVERLAP: "ahead"},
 }
 """What is unlike the defaults."""

@@ -5,7 +5,8 @@
 Needs TRL 1.10 and two GPUs; with ``--mode colocate`` one, on which both sides generate and learn in turn. The model has
 the shape of Qwen3-4B and random weights in bfloat16, so that nearly every response is as long as it may be: 16 prompts
 of 90 tokens x 8 completions of 512. ``uneven`` gives it a stop token whose probability makes responses 300 tokens long
-on average, and at most 1,024; ``long`` has 4 prompts and responses of 4,096. A case is a kind of training with lengths,
+on average, and at most 1,024; ``long`` has 4 prompts and responses of 4,096; ``small`` is a model of 135M shape whose
+responses have 15 tokens on average and at most 48. A case is a kind of training with lengths,
 and ways of ours, ``lora-uneven:off,tokens``; all learn in micro-batches of 16 but for ``tokens``. A server of each side
 stays up for all cases, both on one GPU with an equal share of its memory, and only one of them is in use at a time.
 ``--rehearse`` runs our side on a tiny model without GPUs. Every case has a JSON, to which the samples of a later run
@@ -27,9 +28,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.four_billion import SMALL_MODEL, make_model, shaped
 from benchmarks.gpu.grpo_sides import WAYS, AsyncTrlSide, OurSide, TrlSide, longest_of
 from benchmarks.gpu.machine import describe
+from benchmarks.gpu.random_qwen3 import SHAPE, SHAPE_135M, SMALL_MODEL, make_model, shaped
 from benchmarks.gpu.report import RESULTS, folder_of
 
 FULL = {"num_prompts": 16, "num_generations": 8, "micro_batch": 16, "prompt_len": 90, "steps": 4}
@@ -38,11 +39,13 @@ LENGTHS = {
     "even": {"response_len": 512},
     "uneven": {"response_len": 1024, "mean_len": 300, "steps": 3},
     "long": {"response_len": 4096, "num_prompts": 4, "steps": 3},
+    "small": {"response_len": 48, "mean_len": 15, "steps": 12},
 }
-BARS = {"even": {"off / trl": 0.5, "ahead / trl": 0.33}, "uneven": {"off / trl": 0.4}, "long": {}}
+SHAPES = {"small": SHAPE_135M}
+BARS = {"even": {"off / trl": 0.5, "ahead / trl": 0.33}, "uneven": {"off / trl": 0.4}, "long": {}, "small": {}}
 """At most; with LoRA, a server and two GPUs."""
 SIDES = {"ours": OurSide, "trl": TrlSide, "trl-async": AsyncTrlSide}
-SHOWN = ("uneven", "long", "colocate")
+SHOWN = ("uneven", "long", "small", "colocate")
 """Parts of a result's name that say what is not the default."""
 
 
@@ -73,10 +76,17 @@ def matrix_rate(device):
     return 20 * 2 * 8192**3 / (time.perf_counter() - began)
 
 
-def learn_shares(steps, kind, rate):
+def phases(steps):
+    """Median seconds of each phase without the first step."""
+    return {
+        name: statistics.median(step[name] for step in steps[1:]) for name in steps[0] if not name.endswith("tokens")
+    }
+
+
+def learn_shares(steps, kind, *, shape, rate):
     """Useful FLOP/s of each step's learning by ``rate``: per weight and token 4 with frozen weights, else 6, the head
     for responses only, attention left out."""
-    model = shaped()
+    model = shaped(shape)
     num_body = sum(weight.numel() for weight in model.model.layers.parameters())
     per_weight, num_head = 4 if kind == "lora" else 6, model.lm_head.weight.numel()
     works = [per_weight * (num_body * step["learn_tokens"] + num_head * step["response_tokens"]) for step in steps]
@@ -89,6 +99,7 @@ class Case:
     def __init__(self, options, words):
         name, _, ways = words.partition(":")
         self.kind, lengths = name.split("-")
+        self.shape = SHAPES.get(lengths, SHAPE)
         self.ways = ways.split(",") if ways else ["off"]
         self.is_rehearsal = options.rehearse
         assert set(self.ways) <= set(WAYS), f"{words}: ways are {', '.join(WAYS)}"
@@ -105,17 +116,20 @@ class Case:
     def prepare(self):
         """Its model."""
         if not self.model.exists():
-            make_model(self.model, self.scale.get("mean_len"))
+            make_model(self.model, self.scale.get("mean_len"), self.shape)
 
     def add(self, samples, learner_device):
         """Samples by way, and what follows from all."""
         self.measured["samples"] |= samples
         self.measured["median_s"], self.measured["ratios"] = ratios(self.measured["samples"])
         self.measured["peak_gb"] = peaks(self.measured["samples"])
+        self.measured["phase_s"] = {way: phases(one["steps"]) for way, one in self.measured["samples"].items()}
         ours = {way: one["steps"][1:] for way, one in self.measured["samples"].items() if way in WAYS}
         if not self.is_rehearsal:
             self.measured["matrix_tflops"] = (rate := matrix_rate(learner_device)) / 1e12
-            self.measured["learn_share"] = {way: learn_shares(steps, self.kind, rate) for way, steps in ours.items()}
+            self.measured["learn_share"] = {
+                way: learn_shares(steps, self.kind, shape=self.shape, rate=rate) for way, steps in ours.items()
+            }
         self.path.write_text(json.dumps(self.measured, indent=1) + "\n")
         shown = {name: value for name, value in self.measured.items() if name not in ("samples", "machine")}
         sys.stdout.write(json.dumps({self.name: shown}, indent=1) + "\n")

@@ -5,10 +5,12 @@
 One GPU generates and learns in turn (9 minutes); with two, one serves and one learns. LoRA r = 16, 16 prompts of 90
 tokens x 8 completions of 512, random weights. Floors: decoding moves weights, keys and values once a step at the
 memory's nominal rate; learning multiplies at the rate of a large product on this GPU, measured beside it; a sync moves
-the weights once over NVLink. Parts that need a second GPU say so.
+the weights once over NVLink. Parts that need a second GPU say so. The part ``small`` (not run unless it is named, 4
+minutes) is a model of 135M shape with responses of at most 48 tokens: a step's phases, and what of them is fixed cost.
 """
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -18,14 +20,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import decode
-from benchmarks.gpu.four_billion import SHAPE, make_model, shaped
+from benchmarks.gpu.random_qwen3 import SHAPE, SHAPE_135M, make_model, shaped
 from benchmarks.gpu.report import Report, parser_of
 
 MEMORY_RATES = {"H100": 3.35e12, "H200": 4.8e12}
 """Bytes a second, nominal, by a part of the GPU's name."""
 LINK_RATE = 450e9
 """Bytes a second of NVLink in one direction, nominal."""
-PARTS = ("decode", "learn")
+PARTS = ("decode", "learn", "small")
 BARS = {
     "decoding, learning / plain": 1.03,
     "decoding, learning / own": 0.97,
@@ -35,6 +37,7 @@ BARS = {
     "sync, ms": 40,
     "first step, cold cache, s": 30,
     "first step, warm cache, s": 8,
+    "135M: fixed costs of a step, ms": 60,
 }
 
 
@@ -115,21 +118,31 @@ def add_learning(table, model, folder):
     table.add("first step, warm cache, s", warm[0]["step_s"], bar=BARS["first step, warm cache, s"])
 
 
+def add_small(table, folder):
+    """Rows of a small model: what a step takes beside its engine's decoding and the products of its learning."""
+    model = folder / "model-small"
+    make_model(model, shape=SHAPE_135M)
+    samples = decode.measure(model, folder, decode.SMALL_LOAD, rounds=3, say=table.report.say)
+    engine_s = statistics.median(samples["plain"]) * decode.SMALL_LOAD.response_len / 1000
+    shutil.rmtree(model)  # of a step it is one whose responses stop
+    mode = "server" if torch.cuda.device_count() > 1 else "colocate"
+    step = _grpo_step(folder / "small", model, mode, "tokens", steps=12)
+    phases, share = step["phase_s"]["tokens"], statistics.median(step["learn_share"]["tokens"])
+    table.report.write(small_decode_ms=samples, small=step)
+    floors = {"rollout": engine_s, "learn": share * phases["learn"]}
+    for name, seconds in phases.items():
+        floor = floors.get(name, sum(floors.values()) if name == "step_s" else None)
+        table.add(f"135M: {name.removesuffix('_s')}, ms", seconds * 1000, floor=floor and floor * 1000)
+    fixed = (phases["step_s"] - sum(floors.values())) * 1000
+    table.add(name := "135M: fixed costs of a step, ms", fixed, bar=BARS[name])
+
+
 def _grpo_step(folder, model, mode, ways, *, steps):
     """What ``grpo_step`` writes of our side."""
-    prefix = str(model).removesuffix("-even")
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu.grpo_step",
-        "--mode",
-        mode,
-        "--sides",
-        "ours",
-        "--steps",
-        str(steps),
-    ]
-    subprocess.run([*command, "--cases", f"lora-even:{ways}", "--model", prefix, "--results", str(folder)], check=True)
+    prefix, _, lengths = str(model).rpartition("-")
+    options = {"mode": mode, "sides": "ours", "steps": steps, "cases": f"lora-{lengths}:{ways}", "model": prefix}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    subprocess.run([sys.executable, "-m", "benchmarks.gpu.grpo_step", *words, "--results", str(folder)], check=True)
     (path,) = folder.glob("grpo_step-*.json")
     return json.loads(path.read_text())
 
@@ -141,17 +154,20 @@ def main():
     table = Table(report)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder, "model-even")
-        make_model(model)
+        if {"decode", "learn"} & set(options.parts):
+            make_model(model)
         if "decode" in options.parts:
             add_decode(table, model, Path(folder), report.say)
         if "learn" in options.parts:
             add_learning(table, model, Path(folder))
+        if "small" in options.parts:
+            add_small(table, Path(folder))
     report.end("\n".join(["", *table.lines(), ""]))
 
 
 def parse():
     parser = parser_of(__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["decode", "learn"])
     options = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("not testable: needs a GPU")

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.eight_billion import make_directory
-from benchmarks.gpu.four_billion import SMALL_MODEL
+from benchmarks.gpu.random_qwen3 import SMALL_MODEL
 from benchmarks.gpu.report import Report, folder_of, parser_of
 from benchmarks.gpu.ways import ENGINE
 from conformance.doubles.instance import free_port, running

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.four_billion import SMALL_MODEL, make_model
 from benchmarks.gpu.grpo_sides import VLLM, our_command, our_config, our_run
 from benchmarks.gpu.grpo_step import FULL, LENGTHS, TINY
+from benchmarks.gpu.random_qwen3 import SMALL_MODEL, make_model
 from benchmarks.gpu.report import Report, folder_of, parser_of
 
 BAR = 1.8

@@ -1,4 +1,4 @@
-"""A Qwen3 of 4B shape with random weights, around the tokenizer of a small model."""
+"""A Qwen3 with random weights, of 4B or 135M shape, around the tokenizer of a small model."""
 
 import json
 import math
@@ -14,23 +14,30 @@ SHAPE = {
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936, "max_position_embeddings": 40_960,
     "max_window_layers": 36, "initializer_range": 0.02,
 }  # fmt: skip
+"""Of Qwen3-4B."""
+SHAPE_135M = SHAPE | {
+    "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49_152, "max_position_embeddings": 8192,
+    "max_window_layers": 30,
+}  # fmt: skip
+"""Of SmolLM2-135M."""
 
 
-def shaped():
-    """An empty model (no memory) with the shape of Qwen3-4B."""
+def shaped(shape=SHAPE):
+    """An empty model (no memory)."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    fields = json.loads((SMALL_MODEL / "config.json").read_text()) | SHAPE
-    fields["layer_types"] = ["full_attention"] * SHAPE["num_hidden_layers"]
+    fields = json.loads((SMALL_MODEL / "config.json").read_text()) | shape
+    fields["layer_types"] = ["full_attention"] * shape["num_hidden_layers"]
     with torch.device("meta"):
         return Qwen3ForCausalLM._from_config(Qwen3Config.from_dict(fields), dtype=torch.bfloat16)
 
 
-def make_model(directory, mean_len=None):
+def make_model(directory, mean_len=None, shape=SHAPE):
     """The arithmetic model's tokenizer around random weights; with ``mean_len`` responses are so long on average."""
     shutil.copytree(SMALL_MODEL, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
     torch.manual_seed(0)
-    empty = shaped()
+    empty = shaped(shape)
     with torch.device("cuda"):
         model = type(empty)._from_config(empty.config, dtype=torch.bfloat16)
     if mean_len:
