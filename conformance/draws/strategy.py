@@ -90,7 +90,7 @@ def _training(one_of, made):
         "max_steps": one_of(2, 3, 4),
         "per_device_train_batch_size": one_of(1, 2),
         "gradient_accumulation_steps": one_of(1, 2),
-        "learning_rate": one_of(0.03, 0.1),
+        "learning_rate": one_of(0.03, 0.1, 0.0),
         "lr_scheduler_type": one_of("constant", "linear", "cosine", "constant_with_warmup"),
         "warmup_steps": one_of(0, 2, 0.3),
         "weight_decay": one_of(0.0, 0.1),
@@ -101,7 +101,7 @@ def _training(one_of, made):
     if keys["optim"] == "sgd" and keys["max_grad_norm"] != 0.5:
         keys["learning_rate"] /= 30  # a step stays a step
     if keys["optim"] == "adamw_torch":
-        keys |= {"adam_beta1": one_of(0.9, 0.5), "adam_beta2": one_of(0.999, 0.8), "adam_epsilon": 0.01}
+        keys |= {"adam_beta1": one_of(0.9, 0.5, 0.0), "adam_beta2": one_of(0.999, 0.8), "adam_epsilon": 0.01}
     is_paid = made["keys"]["custom.trainer_variant"] not in ("sft", "rollout_matching_sft")
     lengths = (420, 600) if not is_paid else (110, 130) if made["family"] == "qwen3_vl" else (64, 72)
     length, attention = one_of(*lengths), one_of("packed", "sdpa", "eager")
@@ -242,14 +242,14 @@ def _vineppo(one_of):
 def _matching(one_of, made):
     keys = {
         "candidate_top_k": one_of(10, 1),
-        "maskiou_gate": one_of(0.3, 0.8),
+        "maskiou_gate": one_of(0.3, 0.8, 0.0),
         "maskiou_resolution": one_of(256, 40),
-        "fp_cost": one_of(1.0, 0.2),
-        "fn_cost": one_of(1.0, 0.1),
+        "fp_cost": one_of(1.0, 0.2, 0.0),
+        "fn_cost": one_of(1.0, 0.1, 0.0),
         "target_sigma": one_of(2.0, 0.7),
         "target_truncate": one_of(None, 3),
         "temperature_coord": one_of(1.0, 1.7),
-        "soft_ce_weight": one_of(1.0, 0.3),
+        "soft_ce_weight": one_of(1.0, 0.3, 0.0),
         "w1_weight": one_of(1.0, 0.0, 5.0),
         "gate_weight": one_of(0.0, 0.4),
         "desc_ce_weight": one_of(1.0, 0.0, 0.5),
@@ -257,6 +257,8 @@ def _matching(one_of, made):
         "eval_iou": one_of(0.5, 0.9),
         "max_new_tokens": one_of(160, 90) if made["servers"] else 4,
     }
+    if not any(keys[f"{name}_weight"] for name in ("soft_ce", "w1", "gate")):  # refused: nothing trains coordinates
+        keys["w1_weight"] = 5.0
     prompts = {"custom.prompts.system": one_of("", "s"), "custom.prompts.user": "find"}
     return {f"{R}.{name}": value for name, value in keys.items()} | prompts
 
@@ -316,7 +318,11 @@ def _world(one_of, made):
     variant = made["keys"]["custom.trainer_variant"]
     kind = one_of("", "world", *(("vllm", "trl", "swift") if variant == "grpo" else ()))
     if kind == "world":
-        keys = {"name": "conformance.oracle.echo:Echo", "max_turns": one_of(2, 3), "max_response_tokens": one_of(40, 9)}
+        keys = {
+            "name": "conformance.oracle.echo:Echo",
+            "max_turns": one_of(2, 3, 1),
+            "max_response_tokens": one_of(40, 9),
+        }
         made["keys"] |= {f"{E}.{name}": value for name, value in keys.items()}
         made["keys"] |= {f"{E}.observations": one_of("text", "chat"), "global_max_length": one_of(110, 130)}
         if made["keys"].pop(f"{T}.tokens_per_micro_batch", None):
