@@ -11,6 +11,7 @@ from conformance.doubles.configs import VALID, config_with, rejected
 from conformance.doubles.refusals import refused
 from rollmatch.config import RunConfig, load_config, make, resolved_yaml
 from rollmatch.config.findings import INSTEAD, OTHER_NAMES
+from rollmatch.config.layers import merge, nested
 from rollmatch.config.schema import fields, section_of
 from rollmatch.config.training import FURTHER, NOT_USED, TrainingConfig
 from rollmatch.errors import ConfigError, ErrorList
@@ -219,6 +220,12 @@ def test_a_key_written_with_dots_is_one_problem_and_shown_its_nested_form(key, l
     tree = {**{each: value for each, value in VALID.items() if each != lost}, key: 7}
     with refused("unknown-key", key, remedy=f"{section}: {{{name}: ...}}"):
         make(tree)
+
+
+def test_arguments_of_datasets_are_answered_by_ours():
+    for name in ("data_files", "split"):
+        with refused("unknown-key", f"custom.dataset.{name}", remedy="Use train and val"):
+            make(merge(VALID, nested({f"custom.dataset.{name}": "d.jsonl", "custom.dataset.source": "json"})))
 
 
 def test_every_other_name_leads_to_a_key_that_exists():

@@ -197,6 +197,8 @@ DATASET, BOX, EVAL_SCENES = "custom.dataset", "custom.dataset.box=xywh", "traini
     ("overrides", "problems"),
     [
         (OF_HUB, [("missing-key", f"{DATASET}.box")]),
+        ((*OF_HUB, *GRPO), [("missing-key", f"{DATASET}.columns.prompt")]),
+        ((*OF_HUB, *GRPO, BOX), []),
         ((*OF_HUB, BOX), []),
         ((*OF_HUB, f"{DATASET}.columns={{prompt: q}}"), [("question-not-used", f"{DATASET}.columns.prompt")]),
         ((*OF_HUB, f"{DATASET}.columns={{messages: m}}"), [("question-not-used", f"{DATASET}.columns.messages")]),

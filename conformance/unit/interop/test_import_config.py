@@ -77,6 +77,13 @@ def test_a_command_line_of_ms_swift_names_its_servers():
     assert made.left_out == {}
 
 
+def test_a_command_line_of_documentation_is_read():
+    """Values that YAML cannot read are texts: what documentation leaves out, and its marks."""
+    _, fields = read_source(shlex.split("swift rlhf --rlhf_type grpo --model M --beta 0.5 --dataset ... ```"))
+    assert fields["dataset"] == ["...", "```"]
+    assert fields["beta"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("value", "strategy"), [("zero3", "deepspeed_zero3"), ("ds.json", "ds.json"), ("zero3_offload", None)]
 )

@@ -84,6 +84,8 @@ _LENGTH = (
 _DEVICE = "Remove it: the GPUs that are visible are used. CUDA_VISIBLE_DEVICES= hides them."
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {
+        "data_files": "Use train and val, which name files where source is parquet, arrow, json or csv.",
+        "split": "Use train and val, which name splits, such as train[:90%].",
         "warmup_ratio": "Write warmup_steps: a value below 1 is a share of all steps, such as 0.03.",
         "eval_strategy": "Set training.eval_steps; 0 evaluates before and after training only.",
         "evaluation_strategy": "Set training.eval_steps; 0 evaluates before and after training only.",

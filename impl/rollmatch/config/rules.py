@@ -287,7 +287,12 @@ def _files_or_dataset(config: RunConfig) -> Iterator[ConfigError]:
 
 def _box(config: RunConfig) -> Iterator[ConfigError]:
     dataset = config.custom.dataset
-    if dataset is not None and dataset.box is None and not dataset.columns.has_questions:
+    if dataset is None or dataset.columns.has_questions or dataset.box is not None:
+        return
+    if not config.custom.detects:
+        remedy = "Name the column of questions, or in columns.messages that of chats; of images with boxes, set box."
+        yield ConfigError("is missing", code="missing-key", key="custom.dataset.columns.prompt", remedy=remedy)
+    else:
         remedy = "Say what the four numbers are: xywh (COCO), xyxy or cxcywh; there is no standard."
         yield ConfigError("is missing", code="missing-key", key="custom.dataset.box", remedy=remedy)
 

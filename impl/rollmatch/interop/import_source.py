@@ -72,8 +72,20 @@ def read_words(words: Sequence[str]) -> dict[str, object]:
             raise ConfigError(
                 f"{word} follows no option", code="import-source-unreadable", key="SOURCE", remedy="Write --name value."
             )
-    read = {name: [yaml.safe_load(value) for value in values] for name, values in found.items()}
+    read = {name: [_value_of(value) for value in values] for name, values in found.items()}
     return {name: True if not values else values[0] if len(values) == 1 else values for name, values in read.items()}
+
+
+def _value_of(text: str) -> object:
+    """What YAML reads; the text itself where that is none, such as ``...`` of documentation or a backtick.
+
+    >>> _value_of("1e-4"), _value_of("..."), _value_of("`")
+    ('1e-4', '...', '`')
+    """
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 OWN_KEYS = {EXTENDS, *SHORT, *RunConfig.model_fields} - {"model"}
