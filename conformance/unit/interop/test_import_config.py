@@ -451,7 +451,7 @@ def test_what_a_trainer_gets_besides_is_named(tmp_path):
     made = imported(tmp_path, before=before, trainer="'M', reward_funcs=scores, tools=[ask], environment_factory=Game")
     assert made.left_out == {
         "tools": "name them in environment.tools as module:function",
-        "environment_factory": "write an environment (custom.extra.environment)",
+        "environment_factory": "name the class in environment.tools as module:Class",
     }
     assert [one["function"] for one in made.keys[f"{GRPO}.rewards"]] == ["my.scores:right", "run:own"]
 
