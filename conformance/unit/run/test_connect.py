@@ -41,10 +41,12 @@ def urls(model):
 
 @pytest.fixture
 def alone():
-    """torch's process group of this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    """torch's process group of this process, unless an engine that another test opened has made one."""
+    if is_made := not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    if is_made:
+        dist.destroy_process_group()
 
 
 def connected_with(urls, *overrides, rank=0, **more):
