@@ -1,7 +1,7 @@
 """No body, however wrong, is answered with 5xx, and the server still serves.
 
 ``ROLLMATCH_BODIES`` sets how many bodies each dialect gets over all its routes; default 200, with ``ROLLMATCH_STRICT``
-2,000.
+500, which are the same in every run; ``python -m conformance.tools.campaign --bodies N`` sends others to a real server.
 """
 
 import os
@@ -17,7 +17,7 @@ from conformance.doubles.fuzzed_bodies import BODIES, calls, calls_in_states, en
 from conformance.doubles.stand_in import make_stand_in
 from rollmatch.data.ids import pack_ids
 
-NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "2000" if "ROLLMATCH_STRICT" in os.environ else "200"))
+NUM_BODIES = int(os.environ.get("ROLLMATCH_BODIES", "500" if "ROLLMATCH_STRICT" in os.environ else "200"))
 UNAVAILABLE = 501
 """What the OpenAI routes say to a body that only vLLM's classes could refuse, where the engines are not vLLM's."""
 
