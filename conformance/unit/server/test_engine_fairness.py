@@ -6,6 +6,7 @@ import psutil
 import pytest
 import requests
 
+from conformance.doubles.instance import ENGINE, running
 from conformance.doubles.server_fixtures import HELD_S, MOST_OF_TURNS, turns_of
 from conformance.judge.servers.bounded import in_thread
 
@@ -64,6 +65,16 @@ def test_log_probabilities_of_prompts_leave_the_loop_and_memory_to_others(server
     num_bytes, turns = watched(server, memory, "/v1/completions", body)
     assert num_bytes < MAX_BYTES
     assert turns[HELD_S] >= MOST_OF_TURNS * turns[float("inf")], turns
+
+
+def test_more_likeliest_prompt_tokens_than_there_are_end_no_worker(tmp_path):
+    """Of a server whose ``max_logprobs`` allows them."""
+    with running(tmp_path / "log", engine_arguments=ENGINE | {"max_logprobs": 10**6}) as instance:
+        url, body = f"{instance.url}/v1/completions", {"prompt": [7, 8], "max_tokens": 1}
+        refused = requests.post(url, json=body | {"prompt_logprobs": 10**5}, timeout=60)
+        assert (refused.status_code, refused.json()["code"]) == (400, "engine-refused")
+        found = requests.post(url, json=body | {"prompt_logprobs": 1000}, timeout=60).json()
+        assert len(found["choices"][0]["prompt_logprobs"][1]) >= 1000
 
 
 def test_a_stream_that_is_hung_up_on_frees_the_engine(server):
