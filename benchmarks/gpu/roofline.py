@@ -97,9 +97,9 @@ def add_learning(table, model, folder):
     mode, ways = ("server", "off,ahead") if two else ("colocate", "off")
     cold = _grpo_step(folder / "cold", model, mode, ways, steps=4)
     steps = cold["samples"]["off"]["steps"]
-    learn = statistics.median(step["learn"] for step in steps[1:])
+    phases = cold["phase_s"]["off"]
+    learn, step_s = phases["learn"], phases["step_s"]
     share = statistics.median(cold["learn_share"]["off"])
-    step_s = cold["median_s"]["off"]
     table.report.write(grpo_step=cold)
     table.add("learning, LoRA, s", learn, floor=share * learn)
     table.add("learning, LoRA, share of the matrix rate", share, bar=BARS["learning, LoRA"])
@@ -107,8 +107,12 @@ def add_learning(table, model, folder):
     table.add(f"{'lockstep' if two else 'colocated'} step, s", step_s, floor=floor, bar=BARS["colocated step, s"])
     table.add("first step, cold cache, s", steps[0]["step_s"], bar=BARS["first step, cold cache, s"])
     if two:
-        sync = statistics.median(step["sync"] for step in steps[1:]) * 1000
-        table.add("sync inside the step, ms", sync, floor=weight_bytes() / LINK_RATE * 1000, bar=BARS["sync, ms"])
+        table.add(
+            "sync inside the step, ms",
+            phases["sync"] * 1000,
+            floor=weight_bytes() / LINK_RATE * 1000,
+            bar=BARS["sync, ms"],
+        )
         table.add("ahead, s", cold["median_s"]["ahead"], floor=share * learn, bar=BARS["ahead, s"])
         warm = cold["samples"]["ahead"]["steps"]
     else:

@@ -44,7 +44,7 @@ _SEEDED = RLock()
 
 
 class ToolFactory:
-    """A function that makes instances, told from one that is a tool."""
+    """Marks a function that makes instances; a plain function is a tool."""
 
     def __init__(self, make: Callable[[], object]) -> None:
         self.make = make

@@ -180,10 +180,10 @@ class ToolEnvironment:
 
         Errors: those of ``instance``.
         """
-        if not called_message(action).get("tool_calls", ()):
+        if not (calls := called_message(action).get("tool_calls", ())):
             return "", 0.0, True, False, {}
         instance = await self.instance()
-        observation, seconds = await self._reply(action, instance)
+        observation, seconds = await self._reply(calls, instance)
         self._history += ((action, observation),)
         return observation, 0.0, False, False, {"tool_seconds": seconds}
 
@@ -195,7 +195,7 @@ class ToolEnvironment:
         if self._session is None:
             session = await asyncio.to_thread(Session, of, self._sample, self._seed)
             for action, observation in self._history:
-                again, _ = await self._reply(action, session.instance)
+                again, _ = await self._reply(called_message(action)["tool_calls"], session.instance)
                 if again != observation:
                     problem = f"{again!r:.200} after {action!r:.200}, where {observation!r:.200} was shown before"
                     remedy = "Let its methods depend on reset and their arguments alone; grpo replays none."
@@ -203,9 +203,9 @@ class ToolEnvironment:
             self._session = session
         return self._session.instance
 
-    async def _reply(self, action: str, instance: object) -> tuple[str, list[tuple[str, float]]]:
+    async def _reply(self, calls: Sequence[Mapping[str, Any]], instance: object) -> tuple[str, list[tuple[str, float]]]:
         replies, seconds = [], []
-        for call in called_message(action)["tool_calls"]:
+        for call in calls:
             began = time.perf_counter()
             replies.append(await self._answer(instance, **call["function"]))
             seconds.append((call["function"]["name"], time.perf_counter() - began))
