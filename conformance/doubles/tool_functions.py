@@ -1,7 +1,13 @@
 """Functions that tests name as tools; as a program, an MCP server of the official package at a port."""
 
+import json
 import sys
 import time
+
+
+def call(name, **arguments):
+    """A turn's text that calls a tool."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def multiply(a: int, b: int) -> int:

@@ -1,7 +1,6 @@
 """A class among tools: its methods are called with a state for each episode, as TRL's environment_factory does."""
 
 import gc
-import json
 import pickle
 import random
 from dataclasses import replace
@@ -14,6 +13,7 @@ from conformance.doubles.locks import VOCABULARY, sample_of
 from conformance.doubles.records import make_reply
 from conformance.doubles.refusals import refused
 from conformance.doubles.tool_classes import Counter, counts
+from conformance.doubles.tool_functions import call
 from rollmatch.environments.environment import begin, generator_of, take_step
 from rollmatch.environments.limits import EnvironmentLimits
 from rollmatch.environments.loading import load_tool_environment
@@ -29,10 +29,6 @@ COUNTER = f"{CLASSES}:Counter"
 TOOLS = "custom.extra.environment.tools"
 LIMITS = EnvironmentLimits()
 LONG = (*GRPO, "global_max_length=2048")
-
-
-def call(name, **arguments):
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def begun(name=COUNTER, sample=None):

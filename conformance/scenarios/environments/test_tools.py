@@ -15,7 +15,7 @@ from conformance.doubles.locks import VOCABULARY, sample_of
 from conformance.doubles.records import make_reply
 from conformance.doubles.refusals import refused
 from conformance.doubles.started import started
-from conformance.doubles.tool_functions import multiply, right
+from conformance.doubles.tool_functions import call, multiply, right
 from conformance.judge.ports import free_port
 from conformance.tools.tokenizers import fetch_tokenizer
 from rollmatch.environments.environment import begin, generator_of, take_step
@@ -30,10 +30,6 @@ from rollmatch.run.plugins import with_first_observations
 
 FUNCTIONS = "conformance.doubles.tool_functions"
 LIMITS = EnvironmentLimits()
-
-
-def call(name, **arguments):
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def begun(*names, limits=LIMITS):
