@@ -1,7 +1,8 @@
 """Configurations of TRL and ms-swift become ours, and what has no counterpart is listed."""
 
+import argparse
 import json
-import re
+import math
 import shlex
 from typing import get_args
 
@@ -15,8 +16,10 @@ from conformance.doubles.digits import ROOT
 from conformance.doubles.refusals import refused
 from rollmatch.cli.main import main
 from rollmatch.config import load_config
-from rollmatch.errors import ConfigError
-from rollmatch.interop.import_config import GRPO, MATCHING, SERVER, convert, read_source
+from rollmatch.config.layers import holds
+from rollmatch.config.yaml_dialect import parse_mapping
+from rollmatch.errors import ConfigError, ErrorList
+from rollmatch.interop.import_config import GRPO, MATCHING, SERVER, convert, import_config, read_source
 
 TRL = {
     "model_name_or_path": str(ROOT / "fixtures/models/arithmetic"),
@@ -252,6 +255,21 @@ def test_a_value_of_the_source_becomes_ours_or_is_left_out(kind, fields, key, va
     assert made.left_out.keys() - convert(kind, {}).left_out.keys() == ({left_out} if left_out else set())
 
 
+@pytest.mark.parametrize("launcher", ["torchrun --nproc_per_node 2", "deepspeed --num_gpus 2", "accelerate launch"])
+def test_ms_swift_behind_a_launcher_is_ms_swift(launcher):
+    words = f"{launcher} /opt/ms-swift/swift/cli/rlhf.py --rlhf_type grpo --vllm_mode server"
+    made = convert(*read_source(shlex.split(words)))
+    assert made.keys[f"{SERVER}.base_url"] == "http://127.0.0.1:8000", "ms-swift's default"
+    assert made.keys["tuner.train_type"] == "lora"
+
+
+def test_what_documentation_leaves_out_is_not_read(tmp_path):
+    (tmp_path / "page.py").write_text("GRPOTrainer(model=..., args=GRPOConfig(num_generations=2, beta=None))")
+    made = convert(*read_source([str(tmp_path / "page.py")]))
+    assert made.left_out == {"model_name_or_path": "... is no plain value"}
+    assert f"{GRPO}.beta" not in made.keys, "null is what is not given"
+
+
 @given(st.integers(1, 64), st.integers(1, 16), st.integers(2, 16), st.integers(1, 4))
 def test_a_step_and_a_generation_keep_their_numbers_of_completions(size, accumulation, group, steps_of_one):
     fields = {
@@ -260,18 +278,83 @@ def test_a_step_and_a_generation_keep_their_numbers_of_completions(size, accumul
         "num_generations": group,
         "steps_per_generation": accumulation * steps_of_one,
     }
-    if size * accumulation % group:
-        with pytest.raises(ConfigError, match="of one process are no whole number") as caught:
-            convert("trl", fields)
-        assert caught.value.code == "import-batch"
-        steps, fewer = map(int, re.search(r"steps: (\d+), .* (\d+) times fewer", caught.value.remedy).groups())
-        assert steps == accumulation * fewer
-        assert convert("trl", fields | {"gradient_accumulation_steps": steps}).keys
-        return
-    keys = convert("trl", fields).keys
-    prompts = keys["training.per_device_train_batch_size"] * keys["training.gradient_accumulation_steps"]
-    assert prompts * group == size * accumulation
-    assert keys[f"{GRPO}.steps_per_generation"] == steps_of_one
+    made = convert("trl", fields)
+    fewer = group // math.gcd(size * accumulation, group)
+    prompts = made.keys["training.per_device_train_batch_size"] * made.keys["training.gradient_accumulation_steps"]
+    assert prompts * group == size * accumulation * fewer, "by so many times fewer processes, as many completions"
+    assert made.keys[f"{GRPO}.steps_per_generation"] == steps_of_one
+    said = made.changed.get("gradient_accumulation_steps", "")
+    assert bool(said) == (fewer > 1)
+    assert f"{accumulation * fewer} where it was {accumulation}" in said or fewer == 1
+    assert f"{fewer} times fewer processes" in said or fewer == 1
+
+
+@pytest.mark.scenario(clauses=["configuration/configurations-of-other-trainers-can-be-imported#3"])
+def test_groups_that_ms_swift_spreads_over_processes_are_one_process_s(tmp_path, capsys):
+    """As most commands of ms-swift are posted: one completion a process, and as many processes as a group has."""
+    line = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model M --num_generations 4 --gradient_accumulation_steps 1"
+    assert main(["import-config", "--out", str(tmp_path / "ours.yaml"), "--", *shlex.split(line)]) == 0
+    said = "# changed: gradient_accumulation_steps: 4 where it was 1"
+    assert said in (text := (tmp_path / "ours.yaml").read_text())
+    assert "Train by 2 of 8 processes for as many completions per step" in text
+    assert said in capsys.readouterr().out, "notes are printed, too"
+
+
+NEEDED_KEYS = [
+    *("model.model=m", "custom.train_jsonl=t.jsonl", "training.output_dir=o"),
+    "custom.extra.grpo.rewards=[{function: 'a:b'}]",
+]
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([-1, 0, 1, 2, 3, 8, 10**6]),
+    st.sampled_from([-0.5, 0.0, 0.2, 0.9, 1.0, 1.5, 5.0]),
+    st.sampled_from(
+        [
+            *("", "no", "none", "steps", "epoch", "1e-6", "...", "grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo"),
+            *("token", "sequence", "sequence_mask", "token_truncate", "group", "batch", "server", "colocate", "lora"),
+            *("full", "zero2", "fsdp2", "cosine", "adamw_8bit", "flash_attention_2", "http://h:8000/v1", "a.jsonl"),
+        ]
+    ),
+    st.just([]),
+    st.just(["q_proj", "v_proj"]),
+    st.just([8000, 8000]),
+    st.just({"a": 1}),
+)
+RELATED = ["importance_sampling_level", "loss_type", "top_entropy_quantile", "delta", "epsilon", "epsilon_high"]
+RELATED += ["num_generations", "temperature", "beta", "use_vllm", "vllm_mode", "vllm_server_port", "num_iterations"]
+"""Fields of rules that read several."""
+
+
+@pytest.mark.scenario(clauses=["configuration/configurations-of-other-trainers-can-be-imported#2"])
+@pytest.mark.parametrize(
+    ("kind", "file", "section"), [("trl", "trl/arguments", None), ("swift", "swift/options", "rlhf_defaults")]
+)
+def test_what_is_written_passes_the_rules_and_all_else_is_refused_by_its_name(tmp_path_factory, kind, file, section):
+    recorded = json.loads((ROOT / f"fixtures/{file}.json").read_text())
+    names = sorted((recorded[section] if section else recorded).keys() - {"version", "rlhf_type", "hub_token"})
+    source, out = (tmp_path_factory.getbasetemp() / f"{kind}-{name}.yaml" for name in ("source", "ours"))
+
+    @given(st.dictionaries(st.sampled_from([*RELATED, *names]), VALUES, max_size=8))
+    def attempt(fields):
+        source.write_text(yaml.safe_dump(fields | ({"rlhf_type": "grpo"} if kind == "swift" else {"do_train": True})))
+        try:
+            import_config(argparse.Namespace(source=[str(source)], out=out))
+        except ErrorList as found:
+            errors = found.errors
+        except ConfigError as error:
+            errors = [error]
+        else:
+            tree = parse_mapping(out.read_text(), origin="ours")
+            ones = NEEDED_KEYS if "dataset" not in tree["custom"] else [*NEEDED_KEYS[:1], *NEEDED_KEYS[2:]]
+            missing = [one for one in ones if not holds(tree, one.partition("=")[0].split("."))]
+            load_config(str(out), missing)
+            return
+        for error in errors:
+            assert error.key in [*names, "SOURCE"], f"a field of the source: {error}"
+            assert error.remedy
+
+    attempt()
 
 
 @pytest.mark.parametrize("value", [True, "8", 8.0])
@@ -344,6 +427,9 @@ trainer = GRPOTrainer(model=model_args.model_name_or_path, args=training_args, r
     assert (made.keys["model.model"], made.keys[f"{GRPO}.beta"], made.keys["training.output_dir"]) == ("M", 0.1, "o")
     assert made.keys[f"{GRPO}.rewards"] == [{"function": "trl.rewards:accuracy_reward", "weight": 1.0}]
     assert made.keys["custom.dataset.source"] == "lmms-lab/open-r1"
+    (tmp_path / "other.py").write_text("trainer = RLOOTrainer(args=RLOOConfig(beta=0.1))")
+    with refused("import-source-unreadable", "SOURCE", problem="RLOOConfig", remedy="leave_one_out"):
+        read_source([str(tmp_path / "other.py")])
     with refused("import-source-unreadable", "SOURCE", problem="has no GRPOConfig(...)"):
         read_source([str(path)])
 

@@ -51,7 +51,7 @@ NEUTRAL = {
         ("trl", {"eval_steps": 0.5, "eval_strategy": "steps"}, "training.eval_steps", None, "eval_steps"),
         ("trl", {"eval_steps": 0.5}, "training.eval_steps", None, None),
         ("trl", {"reward_funcs": ["format"]}, f"{GRPO}.rewards", None, "reward_funcs"),
-        ("trl", {"dataset_name": None}, "custom.dataset.source", None, "dataset_name"),
+        ("trl", {"dataset_name": None}, "custom.dataset.source", None, None),
         *((kind, {name: False}, name, None, name) for kind, name in ON_BY_DEFAULT),
         ("trl", {name: value for name, values in NEUTRAL.items() for value in values}, "min_p", None, None),
         ("trl", {"eval_strategy": "no"}, "eval_strategy", None, None),

@@ -19,8 +19,10 @@ import yaml
 from rollmatch.config.connection import FIRST_GROUP_PORT
 from rollmatch.config.dataset import SwiftId, from_modelscope, read_swift_id
 from rollmatch.config.layers import nested
+from rollmatch.config.load import make
 from rollmatch.config.training import Reporter
-from rollmatch.errors import ConfigError
+from rollmatch.config.yaml_dialect import dump
+from rollmatch.errors import ConfigError, ErrorList, RollmatchError
 from rollmatch.interop.import_script import Unread
 from rollmatch.interop.import_source import read_source
 from rollmatch.interop.import_tables import (
@@ -58,10 +60,35 @@ class Imported:
 
     keys: dict[str, object] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    changed: dict[str, str] = field(default_factory=dict)
+    """The source's key -> what it is here."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Our key -> the source's key that set it."""
 
-    def text(self) -> str:
-        """Our YAML; what is missing and what was left out stand above it as comments."""
+    @property
+    def missing(self) -> list[str]:
+        """Keys that every run needs, and that are not set."""
         given = {*self.keys, *(("custom.train_jsonl", "custom.val_jsonl") if DATASET in self.keys else ())}
+        return [key for key in NEEDED if key not in given]
+
+    def check(self) -> None:
+        """Refuse what ``rollmatch check`` would, by the source's keys. Errors: ``ErrorList`` of ``ConfigError``."""
+        try:
+            make(nested({key: NEEDED[key] for key in self.missing} | self.keys))
+        except ErrorList as found:
+            raise ErrorList([self._of_source(error) for error in found.errors]) from None
+
+    def _of_source(self, error: RollmatchError) -> RollmatchError:
+        key = error.key
+        while key and key not in self.sources:
+            key = key.rpartition(".")[0]
+        within = [name for ours, name in self.sources.items() if ours.startswith(f"{error.key}.")]
+        name = self.sources.get(key) or next(iter(within), None)
+        problem = error.problem if name is None else f"becomes {error.key}: {error.problem}"
+        return ConfigError(problem, code=error.code, key=name or error.key, remedy=f"In the source: {error.remedy}")
+
+    def notes(self) -> list[str]:
+        """What is missing, was changed or was left out, as comments."""
         said = {
             "custom.train_jsonl": ("dataset", "dataset_name", "train_dataset"),
             f"{GRPO}.rewards": ("reward_funcs",),
@@ -69,19 +96,29 @@ class Imported:
         said |= {"model.model": ("model_name_or_path",), "training.output_dir": ("output_dir",)}
         lines = [
             f"# not set here, and needed: {key}"
-            for key in NEEDED
-            if key not in given and not self.left_out.keys() & {*said.get(key, ())}
+            for key in self.missing
+            if not self.left_out.keys() & {*said.get(key, ())}
         ]
-        lines += [f"# left out: {name}: {reason}" for name, reason in self.left_out.items()]
-        return "\n".join([*lines, yaml.safe_dump(nested(self.keys), sort_keys=False, allow_unicode=True)])
+        lines += [f"# changed: {name}: {what}" for name, what in self.changed.items()]
+        return [*lines, *(f"# left out: {name}: {reason}" for name, reason in self.left_out.items())]
+
+    def text(self) -> str:
+        """Our YAML below the notes."""
+        return "\n".join([*self.notes(), dump(nested(self.keys))])
 
 
 def import_config(options: argparse.Namespace) -> None:
-    """Print or write our YAML. Errors: ``import-source-unreadable``, ``import-batch``, ``import-uneven``."""
+    """Print or write our YAML, and nothing that ``check`` refuses.
+
+    Errors: ``import-source-unreadable``, ``import-batch``, ``import-uneven``, and those of the configuration.
+    """
     kind, fields = read_source(options.source)
-    text = convert(kind, fields).text()
+    made = convert(kind, fields)
+    made.check()
+    text = made.text()
     if options.out:
         options.out.write_text(text, encoding="utf-8")
+        print("\n".join([*made.notes(), f"wrote {options.out}; next: rollmatch check {options.out}"]))
     else:
         sys.stdout.write(text)
 
@@ -90,23 +127,33 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
     """Our keys for those of ``trl`` or ``swift``, with the source's defaults where ours differ."""
     unread = {name: REASONS.get(name, value) for name, value in fields.items() if isinstance(value, Unread)}
     of_rows = OF_ROWS if "train_dataset" in unread else ()  # of rows that the script makes of them
-    fields = {name: value for name, value in fields.items() if name not in unread and name not in of_rows}
+    fields = {
+        name: _number(value)
+        for name, value in fields.items()
+        if name not in unread and name not in of_rows and (value is not None or name in DEFAULTS[kind])
+    }
     given = _with_defaults(kind, fields)
     renamed = SHARED | (TRL if kind == "trl" else SWIFT)
-    made = Imported(keys={"custom.trainer_variant": "grpo"})
+    made = Imported({"custom.trainer_variant": "grpo"}, sources={ours: name for name, ours in renamed.items()})
+    is_text = kind == "swift" and not _sees(str(given.get("model", "")))
     for name, value in given.items():
-        if name in CONVERTED:
+        before = dict(made.keys)
+        if name in OF_VISION and is_text:
+            made.left_out[name] = "the model has no vision tower"
+        elif name in CONVERTED:
             CONVERTED[name](made, value)
         elif name in renamed:
             made.keys[renamed[name]] = value
         elif name not in USED_TOGETHER and not _is_neutral(name, value):
             made.left_out[name] = REASONS.get(name, "no counterpart")
+        made.sources |= {key: name for key, one in made.keys.items() if key not in before or before[key] != one}
     _convert_batch(made, given)
     _convert_rewards(made, given, SWIFT_REWARDS if kind == "swift" else {"accuracy": SWIFT_REWARDS["accuracy"]})
     _convert_server(made, given)
     _convert_correction(made, given)
     if given.get("dynamic_sample"):
         made.keys[f"{GRPO}.dynamic_sampling"] = {"max_rounds": given.get("max_resample_times", SWIFT_ROUNDS)}
+        made.sources[f"{GRPO}.dynamic_sampling"] = "dynamic_sample"
     if kind == "trl" and given.get("loss_type") == "cispo":
         made.left_out.pop("loss_type")
         _convert_cispo(made, given)
@@ -127,15 +174,29 @@ def convert(kind: str, fields: Mapping[str, object]) -> Imported:
     return made
 
 
+_NUMBER = re.compile(r"[-+]?(\d+\.?|\d*\.\d+)[eE][-+]?\d+")
+
+
+def _number(value: object) -> object:
+    """A number that YAML 1.1 reads as a text.
+
+    >>> _number("1e-6"), _number("v1"), _number(["5E-7"])
+    (1e-06, 'v1', ['5E-7'])
+    """
+    return float(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+
+
 def _convert_lengths(made: Imported, given: Mapping[str, object]) -> None:
     """ms-swift's ``max_length`` limits prompts here; without a limit, the engine's length holds both."""
     limit, longest = given.get("max_prompt_length") or given.get("max_length"), made.keys.get(f"{VLLM}.max_model_len")
-    room = _whole(limit or PROMPT_ROOM) + _whole(given["max_completion_length"], "max_completion_length")
+    name = "max_prompt_length" if given.get("max_prompt_length") else "max_length"
+    room = _size(limit or PROMPT_ROOM, name) + _size(given["max_completion_length"], "max_completion_length")
     if longest is not None and limit is None:
-        room = _whole(longest)
-    if longest is not None and _whole(longest) >= room:
+        name = made.sources[f"{VLLM}.max_model_len"]
+        room = _size(longest, name)
+    if longest is not None and _size(longest, made.sources[f"{VLLM}.max_model_len"]) >= room:
         made.keys.pop(f"{VLLM}.max_model_len")
-    made.keys["global_max_length"] = room
+    made.keys["global_max_length"], made.sources["global_max_length"] = room, name
     if given.get("max_prompt_length") is not None or given.get("truncation_strategy") == "left":
         made.keys["overlong"] = "truncate_left"
     elif given.get("max_length") is not None:
@@ -187,14 +248,12 @@ def _with_defaults(kind: str, fields: Mapping[str, object]) -> dict[str, object]
     given = DEFAULTS[kind] | dict(fields)
     if given.get("use_peft") or (given.get("train_type") or given.get("tuner_type")) == "lora":
         given = LORA_DEFAULTS[kind] | given
-    if kind == "swift" and not _sees(str(given.get("model", ""))):
-        given = {name: value for name, value in given.items() if name in fields or name not in OF_VISION}
     if kind == "swift" and "model" in given:
         given = {"output_dir": f"output/{str(given['model']).rstrip('/').rpartition('/')[2]}"} | given
     if "train_type" in fields:  # the older name of ms-swift's tuner_type
         given.pop("tuner_type", None)
     if kind == "swift" and given.get("gradient_accumulation_steps") is None:
-        size = _whole(given["per_device_train_batch_size"])
+        size = _size(given["per_device_train_batch_size"], "per_device_train_batch_size")
         given["gradient_accumulation_steps"] = -(-SWIFT_BATCH // size)
     return given
 
@@ -224,6 +283,7 @@ def _convert_correction(made: Imported, given: Mapping[str, object]) -> None:
         mode, key = given["rollout_importance_sampling_mode"], "rollout_importance_sampling_mode"
         is_on, cap = mode is not None, given["rollout_importance_sampling_threshold"]
     low = given.get("vllm_importance_sampling_clip_min")
+    made.sources |= {f"{GRPO}.correction": key, f"{GRPO}.correction_cap": key}
     if not is_on or (mode == "token_truncate" and low is None):
         made.keys[f"{GRPO}.correction_cap"] = cap if is_on else None
     elif key.startswith("vllm"):
@@ -249,23 +309,28 @@ def _convert_cispo(made: Imported, given: Mapping[str, object]) -> None:
 def _convert_batch(made: Imported, given: Mapping[str, object]) -> None:
     """Completions per micro-batch to prompts; micro-batches per generation to optimizer steps."""
     size, accumulation, group = (
-        _whole(given[name], name)
+        _size(given[name], name)
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
     )
-    if size * accumulation % group:
-        problem = f"{size} x {accumulation} completions of one process are no whole number of groups of {group}"
-        fewer = group // math.gcd(size * accumulation, group)
-        remedy = (
-            f"Here every process takes whole groups. Write gradient_accumulation_steps: {accumulation * fewer}, and "
+    fewer = group // math.gcd(size * accumulation, group)
+    if fewer > 1:
+        made.changed["gradient_accumulation_steps"] = (
+            f"{accumulation * fewer} where it was {accumulation}: a process had {size} x {accumulation} completions, "
+            f"and takes whole groups of {group} here. {_fewer_processes(fewer, given)}"
         )
-        remedy += f"train by {fewer} times fewer processes: a step has as many completions."
-        raise ConfigError(problem, code="import-batch", key="per_device_train_batch_size", remedy=remedy)
-    prompts, steps = (size // group, accumulation) if size % group == 0 else (1, size * accumulation // group)
+    total = size * accumulation * fewer
+    prompts, steps = (size // group, accumulation) if size % group == 0 else (1, total // group)
     made.keys |= {"training.per_device_train_batch_size": prompts, "training.gradient_accumulation_steps": steps}
     if each := given.get("steps_per_generation"):
-        if _whole(each) % accumulation:
+        if _size(each, "steps_per_generation") % accumulation:
             made.left_out["steps_per_generation"] = "no whole number of optimizer steps"
-        made.keys[f"{GRPO}.steps_per_generation"] = max(1, _whole(each) // accumulation)
+        made.keys[f"{GRPO}.steps_per_generation"] = max(1, _size(each, "steps_per_generation") // accumulation)
+
+
+def _fewer_processes(fewer: int, given: Mapping[str, object]) -> str:
+    num = given.get("NPROC_PER_NODE")
+    rest = f"{num // fewer} of {num}" if isinstance(num, int) and num % fewer == 0 else f"{fewer} times fewer"
+    return f"Train by {rest} processes for as many completions per step"
 
 
 def _convert_rewards(made: Imported, given: Mapping[str, object], registered: Mapping[str, str]) -> None:
@@ -280,6 +345,8 @@ def _convert_rewards(made: Imported, given: Mapping[str, object], registered: Ma
     entries = [{"function": functions[name], "weight": weight} for name, weight in zip(listed, weights)]
     if known := [entry for entry in entries if entry["function"] is not None]:
         made.keys[f"{GRPO}.rewards"] = known
+        made.sources |= {f"{GRPO}.rewards": "reward_funcs"}
+        made.sources |= {f"{GRPO}.rewards.{place}.weight": "reward_weights" for place in range(len(known))}
     if unknown := [name for name in listed if functions[name] is None]:
         made.left_out["reward_funcs"] = f"write {', '.join(unknown)} as module:function"
 
@@ -293,7 +360,8 @@ def _function_of(name: str) -> str | None:
     if name in TRL_REWARDS:
         return f"trl.rewards:{name}"
     module, _, function = name.rpartition(".")
-    return f"{module}:{function}" if module else None
+    is_named = all(part.isidentifier() for part in name.split("."))
+    return f"{module}:{function}" if module and is_named else None
 
 
 def _convert_server(made: Imported, given: Mapping[str, object]) -> None:
@@ -302,7 +370,9 @@ def _convert_server(made: Imported, given: Mapping[str, object]) -> None:
     if f"{SERVER}.base_url" in made.keys:
         made.keys.setdefault(f"{SERVER}.group_port", FIRST_GROUP_PORT)
         return
-    if (port is None and "vllm_server_host" not in given) or given.get("vllm_mode") == "colocate":
+    mode, is_named = given.get("vllm_mode"), port is not None or "vllm_server_host" in given
+    if mode == "colocate" or not (is_named or mode == "server"):
+        made.keys.pop(f"{SERVER}.group_port", None)  # read with servers only
         return
     ports = port if isinstance(port, list) else [8000 if port is None else port]
     host = given.get("vllm_server_host", "127.0.0.1")
@@ -310,8 +380,16 @@ def _convert_server(made: Imported, given: Mapping[str, object]) -> None:
     _check_even(hosts, ports, key="vllm_server_port")
     urls = [f"http://{'127.0.0.1' if one == '0.0.0.0' else one}:{p}" for one, p in zip(hosts, ports)]
     made.keys[f"{SERVER}.base_url"] = urls[0] if len(urls) == 1 else urls
+    named_by = next((one for one in ("vllm_server_port", "vllm_server_host") if one in given), "vllm_mode")
+    made.sources[f"{SERVER}.base_url"] = named_by
+    if f"{SERVER}.group_port" not in made.keys:
+        made.sources[f"{SERVER}.group_port"] = named_by
     first = made.keys.pop(f"{SERVER}.group_port", FIRST_GROUP_PORT)
-    listed = first if isinstance(first, list) else [_whole(first) + place for place in range(len(urls))]
+    listed = (
+        first
+        if isinstance(first, list)
+        else [_whole(first, made.sources[f"{SERVER}.group_port"]) + place for place in range(len(urls))]
+    )
     made.keys[f"{SERVER}.group_port"] = listed[0] if len(urls) == 1 else listed
 
 
@@ -321,7 +399,7 @@ def _to(key: str, change: Callable[[object], object] = lambda value: value) -> C
 
 
 def _set_normalize(made: Imported, value: object) -> None:
-    if value in NORMALIZE:
+    if str(value) in NORMALIZE:
         made.keys[f"{GRPO}.normalize"] = NORMALIZE[str(value)]
     else:
         made.left_out["loss_type"] = f"{value} has no counterpart; {', '.join(NORMALIZE)} have"
@@ -337,6 +415,8 @@ def _set_reporters(made: Imported, value: object) -> None:
 
 def _set_system(made: Imported, value: object) -> None:
     """ms-swift reads the file that it names."""
+    if not value:
+        return
     if not str(value).endswith(".txt"):
         made.keys["custom.prompts.system"] = value
     elif Path(str(value)).is_file():
@@ -364,7 +444,7 @@ def _set_warmup(made: Imported, value: object) -> None:
 
 
 def _set_attention(made: Imported, value: object) -> None:
-    if value in ATTENTION:
+    if str(value) in ATTENTION:
         made.keys["model.attn_impl"] = ATTENTION[str(value)]
     elif value is not None:
         made.left_out["attn_implementation"] = f"{value} has no counterpart; {', '.join(ATTENTION)} have"
@@ -380,7 +460,7 @@ def _set_adapter(made: Imported, value: object) -> None:
 
 def _set_baseline(made: Imported, value: object) -> None:
     known = {"grpo": "mean", "rloo": "leave_one_out"}
-    if value in known:
+    if str(value) in known:
         made.keys[f"{GRPO}.baseline"] = known[str(value)]
     else:
         made.left_out["advantage_estimator"] = f"{value} has no counterpart; {', '.join(known)} have"
@@ -450,7 +530,7 @@ def _notes_on(swift: SwiftId) -> str:
 
 
 def _set_strategy(made: Imported, value: object) -> None:
-    if value in STRATEGIES or str(value).endswith(".json"):
+    if str(value) in STRATEGIES or str(value).endswith(".json"):
         made.keys["training.strategy"] = STRATEGIES.get(str(value), value)
     else:
         made.left_out["deepspeed"] = f"{value} has no counterpart; {', '.join(STRATEGIES)} and a JSON file have"
@@ -469,13 +549,13 @@ CONVERTED: dict[str, Callable[[Imported, object], None]] = {
     "mask_truncated_completions": _to(f"{GRPO}.mask_truncated_completions"),
     "overlong_filter": _to(f"{GRPO}.mask_truncated_completions"),
     "vllm_enable_sleep_mode": _to(f"{VLLM}.sleep_level", lambda value: int(bool(value))),
-    "sleep_level": _to(f"{VLLM}.sleep_level", lambda value: min(_whole(value), 1)),
+    "sleep_level": _to(f"{VLLM}.sleep_level", lambda value: min(_whole(value, "sleep_level"), 1)),
     "attn_implementation": _set_attention,
     "attn_impl": _set_attention,
     "adapters": _set_adapter,
     "report_to": _set_reporters,
     "system": _set_system,
-    "system_prompt": _to("custom.prompts.system"),
+    "system_prompt": _set_system,
     "enable_thinking": _set_thinking,
     "advantage_estimator": _set_baseline,
     "lora_target_modules": _set_targets,
@@ -485,7 +565,9 @@ CONVERTED: dict[str, Callable[[Imported, object], None]] = {
     "val_dataset": _to_data("custom.val_jsonl", "val_dataset"),
     "deepspeed": _set_strategy,
     "model_init_kwargs": _set_model,
-    "max_tool_calling_iterations": _to("custom.extra.environment.max_turns", lambda value: _whole(value) + 1),
+    "max_tool_calling_iterations": _to(
+        "custom.extra.environment.max_turns", lambda value: _whole(value, "max_tool_calling_iterations") + 1
+    ),
 }
 
 
@@ -495,7 +577,14 @@ def _check_even(ones: Sequence[object], others: Sequence[object], *, key: str) -
         raise ConfigError(problem, code="import-uneven", key=key, remedy=remedy)
 
 
-def _whole(value: object, name: str = "SOURCE") -> int:
+def _size(value: object, name: str) -> int:
+    if (size := _whole(value, name)) < 1:
+        raise ConfigError(f"is {size}", code="import-batch", key=name, remedy="Write 1 or more, or leave it out.")
+    return size
+
+
+def _whole(value: object, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"is {value!r}, not a whole number", code="import-batch", key=name, remedy="Correct it.")
+        problem, remedy = f"is {value!r}, not a whole number", "Write one, or leave it out."
+        raise ConfigError(problem, code="import-batch", key=name, remedy=remedy)
     return value

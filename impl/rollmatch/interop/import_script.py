@@ -22,6 +22,15 @@ MODEL_NAMES = ("pretrained_model_name_or_path", "model_name", "model_name_or_pat
 """What from_pretrained(...) calls its first argument."""
 OF_MODEL = {name: name for name in ("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")}
 OF_MODEL |= {"revision": "model_revision"}
+OTHER_TRAINERS = {
+    "AsyncGRPOConfig": "Write GRPOConfig(...); rollout.overlap: ahead then learns while servers generate.",
+    "RLOOConfig": "Write GRPOConfig(...), and grpo.baseline: leave_one_out in what is written.",
+    "SFTConfig": "docs/guides/grpo.md has a configuration of SFT.",
+    "GKDConfig": "docs/guides/distill.md has a configuration.",
+    "DPOConfig": "It learns from given pairs, which is not done here.",
+    "OnlineDPOConfig": "It learns from pairs, which is not done here; GRPO learns from the same rewards.",
+}
+"""Other configurations of TRL -> what to write."""
 OPERATORS: dict[type[ast.operator], Callable[..., object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -64,7 +73,10 @@ def read_script(path: Path, *, is_called: bool) -> dict[str, object]:
             fields |= {PEFT_NAMES.get(key, key): value for key, value in (ADAPTERS[name] | known).items()}
             fields["use_peft"] = True
     if not is_called:
+        others = [_name_of(call) for call in calls if _name_of(call) in OTHER_TRAINERS]
         problem, remedy = f"{path} has no GRPOConfig(...)", "Give one that makes it, or its command line after --."
+        if others:
+            problem, remedy = f"{path} makes {others[0]}(...), and only GRPO is imported", OTHER_TRAINERS[others[0]]
         raise ConfigError(problem, code="import-source-unreadable", key="SOURCE", remedy=remedy)
     return _datasets_of(script, calls) | fields
 
@@ -143,7 +155,10 @@ class _Script:
         if isinstance(node, ast.JoinedStr):
             parts = [one.value if isinstance(one, ast.FormattedValue) else one for one in node.values]
             return "".join(str(self._value(one)) for one in parts)
-        return ast.literal_eval(node)
+        value = ast.literal_eval(node)
+        if value is ...:
+            raise ValueError("documentation leaves it out")
+        return value
 
     def trainer(self, named: Mapping[str, ast.expr]) -> dict[str, object]:
         """What the arguments of GRPOTrainer say."""

@@ -18,6 +18,9 @@ def read_source(words: Sequence[str]) -> tuple[str, dict[str, object]]:
     """(``trl`` or ``swift``, keys) of a command line or a YAML. Errors: ``import-source-unreadable``."""
     variables = [*takewhile(lambda word: re.match(r"\w+=", word), words)]
     words = words[len(variables) :] or words
+    program = next((place for place, word in enumerate(words) if word.endswith("swift/cli/rlhf.py")), None)
+    if program is not None:  # behind torchrun, deepspeed or accelerate launch
+        words = ["swift", "rlhf", *words[program + 1 :]]
     if words[0] in ("swift", "trl"):
         fields = read_words([f"--{one}" for one in variables]) | read_words(words[2:])
         inner = fields.pop("config", None)

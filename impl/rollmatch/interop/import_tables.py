@@ -114,7 +114,13 @@ SWIFT_BATCH = 16
 """Completions of an optimizer step of ms-swift where ``gradient_accumulation_steps`` is not given."""
 PROMPT_ROOM = 512
 """Tokens for prompts where the source has no limit: the former default of both."""
-NEEDED = ("model.model", "custom.train_jsonl", "training.output_dir", f"{GRPO}.rewards")
+NEEDED: dict[str, object] = {
+    "model.model": "model",
+    "custom.train_jsonl": "train.jsonl",
+    "training.output_dir": "output",
+    f"{GRPO}.rewards": [{"function": "rewards:right"}],
+}
+"""What every run needs -> an example."""
 OF_ROWS = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split")
 DATASET = "custom.dataset.source"
 """Stands for both JSONL files."""
