@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from conformance.doubles.digits import ROOT
 from rollmatch.cli.main import main
-from rollmatch.run.machine import has_gpu
 
 MINE = """
 def needs_column(completions, solution, **columns):
@@ -86,13 +85,6 @@ def refusal(capsys, *overrides):
     return printed.err
 
 
-def test_a_reward_s_bare_name_is_answered_by_the_entry_to_write(task, capsys):
-    said = refusal(capsys, "grpo.rewards=['my_rewards_51:right']")
-    assert "[wrong-type] custom.extra.grpo.rewards.0: must be a mapping" in said
-    assert "Write {function: my_rewards_51:right}." in said
-    assert "quotes" not in said
-
-
 def of(*names):
     functions = ", ".join(f"{{function: 'my_rewards_51:{name}'}}" for name in names)
     return f"custom.extra.grpo.rewards=[{functions}]"
@@ -150,20 +142,6 @@ def test_an_evaluation_of_what_is_learnt_from_is_a_warning(task, capsys):
     assert "train.jsonl is learnt from and evaluated" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("override", "remedy"),
-    [
-        ("model=m", "Write model: {model: m}."),
-        ("custom.extra.grpo.group_size=4", "Did you mean custom.extra.grpo.num_generations?"),
-        ("custom.extra.grpo.kl_coef=0.1", "Did you mean custom.extra.grpo.beta?"),
-        ("custom.extra.grpo.rewards=[{function: 'trl.rewards:accuracy_reward'}]", "pip install trl math_verify"),
-    ],
-)
-def test_what_others_write_is_answered_by_what_to_type(task, capsys, override, remedy):
-    assert main(["check", "run.yaml", "--set", override]) == 1
-    assert remedy in capsys.readouterr().err
-
-
 def test_a_reward_that_an_answer_may_have_failed_is_a_warning(task, capsys):
     code, printed = check(capsys, of("counts", "divides", "right"))
     assert code == 0
@@ -172,30 +150,6 @@ def test_a_reward_that_an_answer_may_have_failed_is_a_warning(task, capsys):
         "warning: divides on train.jsonl:1 returned nan",
         "ok; warnings: 2",
     ]
-
-
-@pytest.mark.scenario(clauses=["configuration/check-refuses-what-must-fail#3"])
-@pytest.mark.parametrize(
-    ("overrides", "code", "part"),
-    [
-        (("model.attn_impl=flash_attention_2",), "attention-missing", "model.attn_impl"),
-        (("training.optim=adamw_8bit",), "optimizer-refused", "pip install -U bitsandbytes"),
-        (("training.optim=adamw_torch_4bit",), "optimizer-refused", "pip install torchao"),
-        (("training.optim=grokadamw",), "optimizer-refused", "pip install grokadamw"),
-        (("training.optim=adamw_torch_npu_fused",), "optimizer-refused", "torch_npu"),
-        (("tuner.train_type=lora", "tuner.target_regex=q_proj"), "adapter-targets-nothing", "model.layers.0."),
-        (("training.report_to=wandb",), "reporter-without-key", "WANDB_API_KEY"),
-    ],
-)
-def test_what_is_not_there_is_refused(task, capsys, monkeypatch, overrides, code, part):
-    monkeypatch.setenv("NETRC", str(task / "none"))
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"):
-        monkeypatch.delenv(name, raising=False)
-    said = refusal(capsys, *overrides)
-    assert f"[{code}]" in said
-    assert has_gpu() or "     Install it" not in said, "flash attention needs a GPU"
-    assert part in said
-    assert not (task / "out").exists()
 
 
 @pytest.mark.scenario(
@@ -238,10 +192,6 @@ def test_answers_that_do_not_fit_are_refused_with_the_length_that_does(capsys, m
     assert (
         "[answers-too-long] custom.extra.rollout_matching.max_new_tokens: is 20, and half of the true answers" in said
     )
-
-
-def test_an_optimizer_of_another_name_is_answered_with_the_common_one(task, capsys):
-    assert "Did you mean adamw_torch?" in refusal(capsys, "training.optim=adamw")
 
 
 ON_MLP = {"target_modules": ["up_proj"]}

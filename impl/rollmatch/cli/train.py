@@ -25,10 +25,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     """Add the command with its options."""
     train = commands.add_parser("train", help="train the policy")
     add_config(train, _train)
-    train.add_argument(
+    begin = train.add_mutually_exclusive_group()
+    begin.add_argument(
         "--resume", action="store_true", help="continue from the newest whole checkpoint in training.output_dir"
     )
-    train.add_argument("--overwrite", action="store_true", help="delete the run in training.output_dir and start over")
+    begin.add_argument("--overwrite", action="store_true", help="delete the run in training.output_dir and start over")
     train.add_argument("--gpus", type=parse_gpus, metavar="LIST", help="GPUs such as 6,7; one learner process per GPU")
     train.add_argument("--nnodes", type=int, metavar="N", help="number of machines; torchrun's word, as the next two")
     train.add_argument("--node-rank", type=int, metavar="R", help="number of this machine, 0 to N - 1")

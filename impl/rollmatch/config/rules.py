@@ -123,6 +123,12 @@ def _half_weights(config: RunConfig) -> Iterator[ConfigError]:
         )
 
 
+def _one_precision(config: RunConfig) -> Iterator[ConfigError]:
+    if config.training.bf16 and config.training.extra_arguments.get("fp16"):
+        problem, remedy = "has fp16, and training.bf16 is true", "Keep one of them; bf16 needs no scaling of the loss."
+        yield ConfigError(problem, code="two-precisions", key="training.extra_arguments", remedy=remedy)
+
+
 def _frozen(config: RunConfig) -> Iterator[ConfigError]:
     if config.tuner.freeze_llm and config.tuner.freeze_vit and config.tuner.freeze_aligner:
         remedy = "Set one of freeze_llm, freeze_vit, freeze_aligner to false."
@@ -340,6 +346,7 @@ RULES: tuple[Rule, ...] = (
         reads=("tuner.train_type", "model.torch_dtype", *(f"training.{name}" for name in _PRECISION)),
         check=_half_weights,
     ),
+    Rule(reads=("training.bf16", "training.extra_arguments"), check=_one_precision),
     Rule(reads=("tuner.freeze_llm", "tuner.freeze_vit", "tuner.freeze_aligner"), check=_frozen),
     Rule(reads=_of_rollout("decode_mode", "rollout_backend"), check=_beam_backend),
     Rule(reads=_of_rollout("decode_mode", "num_beams"), check=_beam_count),

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 from rollmatch.config import effective
-from rollmatch.config.connection import LAST_PORT, ServerConfig, is_loopback
+from rollmatch.config.connection import FIRST_GROUP_PORT, LAST_PORT, ServerConfig, is_loopback
 from rollmatch.config.findings import ROLLOUT_MATCHING
 from rollmatch.config.rollout_matching import VllmConfig
 from rollmatch.config.schema import Rule, RunConfig
@@ -117,6 +118,17 @@ def _check_distinct(server: ServerConfig, addresses: Sequence[ServerAddress]) ->
         yield ConfigError(
             problem, code="group-port-shared", key=f"{SERVER}.{_given_key(server, 'group_port')}", remedy=remedy
         )
+    elif both := [one for one in addresses if (one.group_host, one.group_port) == _place_of(one.base_url)]:
+        problem = f"is {both[0].group_port}, where {both[0].base_url} answers HTTP"
+        remedy = f"Name another free port of that machine, such as {FIRST_GROUP_PORT}."
+        yield ConfigError(
+            problem, code="group-port-shared", key=f"{SERVER}.{_given_key(server, 'group_port')}", remedy=remedy
+        )
+
+
+def _place_of(url: str) -> tuple[str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.hostname, parts.port
 
 
 def _one_network(config: RunConfig) -> Iterator[ConfigError]:

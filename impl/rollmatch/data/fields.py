@@ -12,7 +12,8 @@ def check_names(names: Iterable[str], known: Sequence[str], key: str, *, place: 
     """No name is unknown; ``place`` says where they stand within the record."""
     for name in names:
         if name not in known:
-            remedy = f"Remove it, or put it below metadata; known are {', '.join(known)}."
+            near = "".join(f"Rename it to {one}; or r" for one in known if one == f"{name}s") or "R"
+            remedy = f"{near}emove it, or put it below metadata; known are {', '.join(known)}."
             yield DataError(f"{place}{name!r} is not a known field", code="field-unknown", key=key, remedy=remedy)
 
 

@@ -55,13 +55,13 @@ def keys_of_args(args: object) -> tuple[dict[str, object], dict[str, str]]:
         remedy = "Pass a GRPOConfig, and overlap in config: docs/guides/coming-from.md has each of its arguments."
         raise ConfigError(f"is {type(args).__name__}", code="argument-unknown", key="args", remedy=remedy)
     made = convert("trl", _changed(args))
-    return made.keys, made.left_out
+    return made.keys, made.changed | made.left_out
 
 
 def keys_of_defaults(model: str) -> tuple[dict[str, object], dict[str, str]]:
     """As ``keys_of_args`` of the GRPOConfig that TRL makes for a model where none is passed."""
     made = convert("trl", {"output_dir": f"{model.rstrip('/').rpartition('/')[2]}-GRPO"})
-    return made.keys, made.left_out
+    return made.keys, made.changed | made.left_out
 
 
 def _changed(args: Any) -> dict[str, object]:
