@@ -26,7 +26,7 @@ doctests: $(VENV)/ready  # but for what imports ms-swift
 	$(VENV)/bin/python -m pytest --quiet --doctest-modules impl --ignore=impl/rollmatch/interop/swift_rewards.py
 
 faults: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.tools.faults
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m conformance.tools.faults $(OPTIONS)
 
 # Which quick test reaches which line, for mutants.
 map: $(VENV)/ready

@@ -70,6 +70,7 @@ def test_a_loss_scored_within_the_head_agrees_with_the_oracle(objective, tmp_pat
     )
 
 
+@pytest.mark.wide
 @pytest.mark.slow
 def test_a_rank_with_fewer_rows_takes_as_many_passes(tmp_path):
     """Long prompts fill a row each, so that the ranks' rows differ in number."""

@@ -221,6 +221,7 @@ def test_a_server_that_was_found_well_holds_its_first_weights(bench):
     assert verdict.state == "passed", verdict.reason
 
 
+@pytest.mark.wide
 def test_of_a_server_that_has_died_its_last_answer_is_the_reason(bench):
     """Not what a learner finds then: a refused join, or a group that nobody enters."""
     verdict = bench.ask("vllm", BY_ID["wrong-shape-is-survived"], "a wrong shape ends the service")

@@ -120,7 +120,7 @@ def test_the_sampled_token_s_advantage_is_how_much_likelier_the_teacher_finds_it
 )
 @pytest.mark.parametrize(
     ("loss", "tuner"),
-    [((), "lora"), (DIVERGENCE, "full")],
+    [pytest.param((), "lora", marks=pytest.mark.wide), (DIVERGENCE, "full")],
     ids=["sampled-lora", "divergence-full"],
 )
 def test_a_damaged_policy_learns_from_its_better_self(tmp_path, loss, tuner):

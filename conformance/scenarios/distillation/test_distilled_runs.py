@@ -58,7 +58,9 @@ RUNS = {
         "distillation/what-a-policy-has-of-its-teacher-is-shown#1",
     ]
 )
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.wide] if "ranks-lora" in name else []) for name in RUNS]
+)
 def test_a_run_agrees_with_the_oracle(tmp_path, name):
     """Requests, figures, gradients; and after a resume the weights, bit for bit."""
     fields, keys, teachers = RUNS[name]

@@ -112,7 +112,7 @@ def test_episodes_are_judged_ahead(tmp_path):
     assert {event[1] for event in servers.events[first:second] if event[0] == "whole"} == {1}
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=[VARIANTS[0], *(pytest.param(v, marks=pytest.mark.wide) for v in VARIANTS[1:])])
 def two_ranks(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     finish_ranks(folder, 2, sys.executable, *WORKER, str(folder), f"custom.trainer_variant={request.param}")

@@ -35,6 +35,7 @@ def six(tmp_path_factory):
 
 
 @pytest.mark.engine
+@pytest.mark.wide
 @pytest.mark.scenario(
     "topologies/one-optimizer-step-on-three-and-one",
     "rollout-backends/server-mode-starts-no-engine",
@@ -63,6 +64,7 @@ def test_a_server_loads_nothing_that_learns(six):
 
 
 @pytest.mark.engine
+@pytest.mark.wide
 @pytest.mark.scenario("topologies/three-and-one-on-a-laptop", clauses=["topologies/every-topology-runs-without-gpus#1"])
 def test_ten_steps_each_learn_from_rollouts_of_their_own_version(three):
     assert three.code == 0

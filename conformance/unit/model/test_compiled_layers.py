@@ -79,7 +79,7 @@ def learn(model, row, images):
     ("adapter", "checkpointed", "backend"),
     [
         pytest.param(None, True, "aot_eager", marks=pytest.mark.wide),
-        ({}, True, "eager"),
+        pytest.param({}, True, "eager", marks=pytest.mark.wide),
         ({"lora_dropout": 0.4}, False, "eager"),
         pytest.param({"use_dora": True}, False, "eager", marks=pytest.mark.wide),
     ],

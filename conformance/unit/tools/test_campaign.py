@@ -95,6 +95,7 @@ def test_a_real_run_is_judged_by_its_journal():
     assert len(wrong(0, 1)) == 1
 
 
+@pytest.mark.wide
 def test_bodies_of_every_route_are_drawn_with_counts_and_depths():
     """Each is refused in our form, or is a right call."""
     chance, sizes, statuses = random.Random(3), [], set()

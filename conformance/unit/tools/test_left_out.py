@@ -22,6 +22,7 @@ def test_narrow():
 NOT_RUN = "NOT RUN: 1 wide tests; -m wide runs them, ROLLMATCH_STRICT=1 without ROLLMATCH_WIDE runs all"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("options", "variables", "passed"),
     [
