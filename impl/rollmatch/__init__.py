@@ -41,10 +41,21 @@ _MODULES = {
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 
 
+_OF_TRL = {
+    "GRPOConfig": "import it from trl, or pass GRPOTrainer(config={...})",
+    "AsyncGRPOTrainer": "use GRPOTrainer(config={'rollout.overlap': 'ahead'})",
+    "RLOOTrainer": "use GRPOTrainer(config={'grpo.baseline': 'leave_one_out'})",
+    "OnlineDPOTrainer": "use GRPOTrainer, which learns from the same rewards",
+}
+"""Names that scripts of TRL import -> what to write."""
+
+
 def __getattr__(name: str) -> object:
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"rollmatch.{module}"), name)
+    if name in _OF_TRL:
+        raise ImportError(f"rollmatch has no {name}: {_OF_TRL[name]}")
     raise AttributeError(f"module 'rollmatch' has no attribute {name!r}")
 
 

@@ -150,7 +150,7 @@ class GRPOTrainer:
             vllm_connection_timeout=vllm_connection_timeout,
         )
         self.config = merge(_with_arguments(tree, arguments), parse_overrides(overrides_of(server)))
-        self.rewards = _entries_of(reward_funcs, "reward_funcs")
+        self.rewards = _weighted(_entries_of(reward_funcs, "reward_funcs"), getattr(args, "reward_weights", None))
         if (own := load_class(called)) is not None and own.has_reward:
             self.rewards.append((get_reward, 1.0))
         self.train_dataset = _as_records(
@@ -314,6 +314,18 @@ def _entries_of(rewards: object, key: str) -> list[tuple[Callable[..., object], 
             remedy = f"Pass a function that calls the model, or name a function in {REWARDS} of config."
             raise RewardNotImportable(problem, key=key, remedy=remedy)
     return entries
+
+
+def _weighted(
+    entries: list[tuple[Callable[..., object], float]], weights: Sequence[float] | None
+) -> list[tuple[Callable[..., object], float]]:
+    """Functions with the weights that ``args`` holds in their order. Errors: ``import-uneven``."""
+    if weights is None:
+        return entries
+    if len(weights) != len(entries):
+        problem, remedy = f"has {len(weights)} values for {len(entries)} functions", "Name as many."
+        raise ConfigError(problem, code="import-uneven", key="args.reward_weights", remedy=remedy)
+    return [(function, float(weight)) for (function, _), weight in zip(entries, weights, strict=True)]
 
 
 def _as_list(given: object, key: str) -> Sequence[Any]:

@@ -3,7 +3,7 @@
 import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from peft import LoraConfig
 from PIL import Image
 from transformers import TrainerCallback
 
+import rollmatch
 from conformance.doubles.digits import ROOT
 from conformance.doubles.refusals import refused
 from conformance.doubles.tool_classes import Counter
@@ -304,11 +305,61 @@ def test_arguments_without_a_counterpart_are_named(tmp_path, arguments, problem)
     [
         *(("reward_func", "Did you mean reward_funcs?"), ("tokenizer", "Did you mean processing_class?")),
         *(("dataset", "Did you mean train_dataset?"), ("rollout_func", "reset, step, clone")),
+        *(
+            (name, f"GRPOConfig({name}=...)")
+            for name in ("loss_type", "reward_weights", "vllm_mode", "num_generations")
+        ),
+        *(("ref_model", "before training"), ("compute_metrics", "weight 0"), ("reward_processing_classes", "function")),
+        ("optimizers", "GRPOConfig(optim=...)"),
     ],
 )
 def test_an_argument_by_another_name_is_answered_by_its_own(name, meant):
     with refused("argument-unknown", name, remedy=meant):
         GRPOTrainer("m", **{name: object()})
+
+
+def args_of(name, **given):
+    """Arguments as TRL makes them: a dataclass with this name, whose fields have other defaults."""
+    made = make_dataclass(name, [("output_dir", str, "o"), *((key, object, None) for key in given)])
+    return made(**given)
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-trainer-takes-the-arguments-of-trl#8"])
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        *(("loss_type", name, f"{name} has no counterpart") for name in ("sapo", "bnpo", "luspo", "vespo", "other")),
+        *(("sync_ref_model", True, ""), ("use_adaptive_entropy", True, ""), ("off_policy_mask_threshold", 0.5, "")),
+        *(("min_p", 0.1, ""), ("generation_kwargs", {"min_p": 0.1}, ""), ("importance_sampling_level", "turn", "turn")),
+        ("multi_objective_aggregation", "normalize_then_sum", "summed by weight"),
+    ],
+)
+def test_a_field_that_changes_what_is_learnt_is_not_left_out(field, value, problem):
+    with refused("argument-unknown", f"args.{field}", problem=problem, remedy="Leave it out"):
+        GRPOTrainer("m", right, args_of("GRPOConfig", **{field: value}), DATA)
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("RLOOConfig", "leave_one_out"), ("OnlineDPOConfig", "same rewards"), ("TrainingArguments", "Pass a GRPOConfig")],
+)
+def test_the_configuration_of_another_trainer_is_refused(name, remedy):
+    with refused("argument-unknown", "args", problem=f"is {name}", remedy=remedy):
+        GRPOTrainer("m", right, args_of(name), DATA)
+
+
+@pytest.mark.parametrize("name", ["GRPOConfig", "AsyncGRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer"])
+def test_a_name_of_trl_that_is_not_here_says_what_to_write(name):
+    with pytest.raises(ImportError, match=f"rollmatch has no {name}: .*GRPOTrainer"):
+        getattr(rollmatch, name)
+
+
+@pytest.mark.scenario(clauses=["grpo-server-mode/grpo-trainer-takes-the-arguments-of-trl#9"])
+def test_weights_of_the_arguments_are_those_of_the_functions():
+    trainer = GRPOTrainer("m", [right, print], args_of("GRPOConfig", reward_weights=[0.3, 2]), DATA)
+    assert trainer.rewards == [(right, 0.3), (print, 2.0)]
+    with refused("import-uneven", "args.reward_weights", problem="has 2 values for 1 functions"):
+        GRPOTrainer("m", right, args_of("GRPOConfig", reward_weights=[0.3, 2]), DATA)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ OF_MODEL = {name: name for name in ("dtype", "torch_dtype", "attn_implementation
 OF_MODEL |= {"revision": "model_revision"}
 OTHER_TRAINERS = {
     "AsyncGRPOConfig": "Write GRPOConfig(...); rollout.overlap: ahead then learns while servers generate.",
-    "RLOOConfig": "Write GRPOConfig(...), and grpo.baseline: leave_one_out in what is written.",
+    "RLOOConfig": "Write GRPOConfig(...), with grpo.baseline: leave_one_out and grpo.scale_rewards: none in our keys.",
     "SFTConfig": "docs/guides/grpo.md has a configuration of SFT.",
     "GKDConfig": "docs/guides/distill.md has a configuration.",
     "DPOConfig": "It learns from given pairs, which is not done here.",

@@ -6,7 +6,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from rollmatch.errors import ConfigError
-from rollmatch.interop.import_config import convert, regex_of
+from rollmatch.interop.import_config import CONVERTED, convert, regex_of
+from rollmatch.interop.import_script import OTHER_TRAINERS
+from rollmatch.interop.import_tables import DEFAULTS, SHARED, TRL, USED_TOGETHER
 
 LORA = {
     "r": "tuner.lora_rank",
@@ -38,6 +40,12 @@ DERIVED = frozenset(
 """Fields that TRL or transformers computes from others, or that say what the machine is."""
 
 
+OF_OBJECTIVE = {
+    *("loss_type", "importance_sampling_level", "multi_objective_aggregation", "sync_ref_model", "min_p"),
+    *("use_adaptive_entropy", "off_policy_mask_threshold", "generation_kwargs", "vllm_structured_outputs_regex"),
+    "model_init_kwargs.quantization_config",
+}
+"""Fields that change what is learnt: where they have no counterpart, they are not left out."""
 FORMER = {"tokenizer": "processing_class", "dataset": "train_dataset"}
 """Arguments by the names of older versions of TRL, and of people -> today's."""
 
@@ -54,7 +62,13 @@ def keys_of_args(args: object) -> tuple[dict[str, object], dict[str, str]]:
     if hasattr(args, "max_staleness"):
         remedy = "Pass a GRPOConfig, and overlap in config: docs/guides/coming-from.md has each of its arguments."
         raise ConfigError(f"is {type(args).__name__}", code="argument-unknown", key="args", remedy=remedy)
+    if "GRPOConfig" not in (named := [each.__name__ for each in type.mro(type(args))]):
+        remedy = next((OTHER_TRAINERS[name] for name in named if name in OTHER_TRAINERS), "Pass a GRPOConfig of TRL.")
+        raise ConfigError(f"is {type(args).__name__}", code="argument-unknown", key="args", remedy=remedy)
     made = convert("trl", _changed(args))
+    for name in OF_OBJECTIVE & made.left_out.keys():
+        remedy = "Leave it out: the run learns otherwise than with TRL."
+        raise ConfigError(made.left_out[name], code="argument-unknown", key=f"args.{name}", remedy=remedy)
     return made.keys, made.changed | made.left_out
 
 
@@ -106,9 +120,17 @@ _CLASS = "a class with reset, step, clone and fingerprint, named: config={'envir
 BY_NAME = {
     "rollout_func": f"Write turns as an environment, {_CLASS}",
     "quantization_config": "Leave it out: weights of 4 and 8 bits are not trained here.",
+    "ref_model": "Leave it out: the reference is the model before training, for grpo.beta above 0.",
+    "optimizers": "Name the optimizer in args: GRPOConfig(optim=...).",
+    "data_collator": "Leave it out: batches are made of prompts.",
+    "compute_metrics": "Pass it as a reward of weight 0, whose mean is logged.",
     "reward_processing_classes": "Leave it out, and pass a function that calls the reward model.",
 }
 """Arguments of TRL's trainer without a counterpart -> what to do."""
+
+
+OF_CONFIG = {*SHARED, *TRL, *CONVERTED, *USED_TOGETHER, *DEFAULTS["trl"]}
+"""Fields of TRL's configurations that are read."""
 
 
 def check_others(given: Mapping[str, object], known: Sequence[str]) -> None:
@@ -116,6 +138,8 @@ def check_others(given: Mapping[str, object], known: Sequence[str]) -> None:
     for name, value in given.items():
         if value is not None:
             close = [FORMER[name]] if name in FORMER else get_close_matches(name, known)
-            remedy = BY_NAME.get(name, "Leave it out; all settings of a run are keys of config.")
-            remedy = f"Did you mean {close[0]}?" if close else remedy
+            remedy = f"Did you mean {close[0]}?" if close else "Leave it out; all settings of a run are keys of config."
+            if name in OF_CONFIG and name not in FORMER:
+                remedy = f"Pass it in args: GRPOConfig({name}=...)."
+            remedy = BY_NAME.get(name, remedy)
             raise ConfigError("has no counterpart", code="argument-unknown", key=name, remedy=remedy)
