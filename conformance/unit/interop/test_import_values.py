@@ -17,6 +17,7 @@ NEUTRAL = {
 @pytest.mark.parametrize(
     ("kind", "fields", "key", "value", "left_out"),
     [
+        ("trl", {"fp16": True}, "training.bf16", False, None),
         ("trl", {"warmup_ratio": 0.0}, "training.warmup_steps", None, None),
         ("trl", {"vllm_enable_sleep_mode": False}, f"{MATCHING}.vllm.sleep_level", 0, None),
         ("swift", {"sleep_level": 0}, f"{MATCHING}.vllm.sleep_level", 0, None),

@@ -94,7 +94,7 @@ MISTAKES = {
     "a dtype's short name": Mistake("not-a-choice", "model.torch_dtype", "one of", ("model.torch_dtype=bf16",)),
     "two precisions": Mistake(
         "two-precisions",
-        "training.extra_arguments",
+        "training.bf16",
         "Keep one",
         ("training.bf16=true", "training.extra_arguments.fp16=true"),
     ),

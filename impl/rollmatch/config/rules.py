@@ -125,8 +125,8 @@ def _half_weights(config: RunConfig) -> Iterator[ConfigError]:
 
 def _one_precision(config: RunConfig) -> Iterator[ConfigError]:
     if config.training.bf16 and config.training.extra_arguments.get("fp16"):
-        problem, remedy = "has fp16, and training.bf16 is true", "Keep one of them; bf16 needs no scaling of the loss."
-        yield ConfigError(problem, code="two-precisions", key="training.extra_arguments", remedy=remedy)
+        problem, remedy = "is true, and so is fp16", "Keep one of them; bf16 needs no scaling of the loss."
+        yield ConfigError(problem, code="two-precisions", key="training.bf16", remedy=remedy)
 
 
 def _frozen(config: RunConfig) -> Iterator[ConfigError]:

@@ -245,7 +245,7 @@ def _is_neutral(name: str, value: object) -> bool:
 
 
 def _with_defaults(kind: str, fields: Mapping[str, object]) -> dict[str, object]:
-    given = DEFAULTS[kind] | dict(fields)
+    given = DEFAULTS[kind] | ({"bf16": False} if fields.get("fp16") else {}) | dict(fields)  # TRL's is the other one
     if given.get("use_peft") or (given.get("train_type") or given.get("tuner_type")) == "lora":
         given = LORA_DEFAULTS[kind] | given
     if kind == "swift" and "model" in given:
