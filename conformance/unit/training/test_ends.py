@@ -1,11 +1,14 @@
 """Runs that have nothing left to learn, or nothing left to learn with."""
 
 import dataclasses
+import shutil
+import struct
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
+from conformance.doubles.harmful_models import Harmful
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import events, make_trainer
 from rollmatch.ranks import Ranks
@@ -55,22 +58,40 @@ def test_weights_that_are_no_numbers_end_the_run_before_they_are_saved(tmp_path)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 
 
-class Harmful:
-    """Leaves a mark where it is unpickled by a loader that calls what a pickle names."""
+BREAKS = {
+    "optimizer.pt": ["harmful", b"", b"half", "tensor"],
+    "scheduler.pt": ["harmful", b"", "tensor"],
+    "rng_state.pth": ["harmful", b"half", "tensor"],
+    "model.safetensors": [b"", struct.pack("<Q", 2**40) + b"{}"],
+    "trainer_state.json": [
+        b"{",
+        b"[]",
+        b'{"global_step": "x"}',
+        b'{"log_history": 7}',
+        b"[" * 100_000,
+    ],
+    "learner.json": [b"{}", b"\xff"],
+}
+"""File of a checkpoint -> what a stranger leaves in its place."""
 
-    def __init__(self, mark):
-        self.mark = mark
 
-    def __reduce__(self):
-        return (open, (str(self.mark), "w"))
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    watched(folder)[0].train()
+    return folder / "checkpoint-1"
 
 
-def test_a_foreign_pickle_in_a_checkpoint_is_named_and_not_run(tmp_path):
-    watched(tmp_path)[0].train()
-    checkpoint = tmp_path / "checkpoint-1"
-    torch.save(Harmful(tmp_path / "mark"), checkpoint / "optimizer.pt")
+@pytest.mark.parametrize(("name", "content"), [(name, each) for name, all_of in BREAKS.items() for each in all_of])
+def test_a_foreign_file_in_a_checkpoint_is_named_and_not_run(saved, tmp_path, name, content):
+    checkpoint = tmp_path / saved.name
+    shutil.copytree(saved, checkpoint)
+    if isinstance(content, bytes):
+        (checkpoint / name).write_bytes(content)
+    else:
+        torch.save(Harmful(tmp_path / "mark") if content == "harmful" else torch.zeros(3), checkpoint / name)
     write_manifest(checkpoint)
-    with refused("checkpoint-unreadable", "--resume"):
+    with refused("checkpoint-unreadable", "--resume", problem="a file of checkpoint-1"):
         watched(tmp_path, "training.max_steps=2")[0].train(resume_from_checkpoint=str(checkpoint))
     assert not (tmp_path / "mark").exists()
 

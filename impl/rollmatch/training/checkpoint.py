@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rollmatch.errors import LaunchError
+from rollmatch.errors import LaunchError, RollmatchError, first_line
 from rollmatch.model.source import MANIFEST, checkpoints_in, step_of
 
 LEARNER = "learner.json"
@@ -45,7 +45,8 @@ class SavedLearner:
         path = checkpoint / LEARNER
         if not path.is_file():  # written by an older version
             return
-        saved = SavedLearner(**json.loads(path.read_text(encoding="utf-8")))
+        with reading(checkpoint):
+            saved = SavedLearner(**json.loads(path.read_text(encoding="utf-8")))
         if saved.strategy != self.strategy:
             raise _other(checkpoint, "training.strategy", saved.strategy, self.strategy)
         if saved.samples_per_step != self.samples_per_step:
@@ -60,6 +61,26 @@ class SavedLearner:
 def _other(checkpoint: Path, key: str, saved: object, now: object, *, unit: str = "") -> LaunchError:
     problem, remedy = f"{checkpoint.name} was saved with {saved}{unit}, this run has {now}", f"Continue with {saved}."
     return LaunchError(problem, code="resume-other-learner", key=key, remedy=remedy)
+
+
+@contextmanager
+def reading(checkpoint: Path, *, key: str = "--resume") -> Iterator[None]:
+    """Name whatever a library raises inside, where it reads a file of a checkpoint. Errors: ``checkpoint-unreadable``.
+
+    Digests say that nothing has changed since the manifest was written, not by whom it was.
+    """
+    try:
+        yield
+    except (RollmatchError, MemoryError):
+        raise
+    except Exception as error:  # each format has errors of its own, and a stranger's file raises any
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU
+            raise
+        problem = (
+            f"a file of {checkpoint.name} is not what this program writes: {type(error).__name__}: {first_line(error)}"
+        )
+        remedy = "Name a checkpoint that this program wrote."
+        raise LaunchError(problem, code="checkpoint-unreadable", key=key, remedy=remedy) from error
 
 
 class SaveArguments(Protocol):
@@ -112,12 +133,15 @@ def write_manifest(checkpoint: Path) -> None:
 
 def find_damage(checkpoint: Path) -> str:
     """What is wrong with a checkpoint, in words; the empty string if it can be resumed from."""
+    manifest = checkpoint / MANIFEST
+    if manifest.exists() and not manifest.is_file():
+        return f"{MANIFEST} is no file"
     try:
-        files = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["files"]
+        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
         expected = {str(name): (int(file["bytes"]), str(file["sha256"])) for name, file in files.items()}
     except FileNotFoundError:
         return f"it has no {MANIFEST}: writing it was cut off"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{MANIFEST} is not readable"
     for state, part in STATES.items():
         if not any(part in name for name in expected):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME, TrainerState
 
 from rollmatch.data import WindowPlan
 from rollmatch.learn.average import WeightAverage
@@ -14,7 +15,7 @@ from rollmatch.model.source import step_of
 from rollmatch.records import Sample, Segment
 from rollmatch.rollout.open_groups import OpenGroups, restore_groups
 from rollmatch.rollout.source import RolloutSource
-from rollmatch.training.checkpoint import SavedLearner, sealing
+from rollmatch.training.checkpoint import SavedLearner, reading, sealing
 from rollmatch.training.packer_state import (
     WindowTargets,
     forget_versions,
@@ -72,8 +73,10 @@ class Checkpointer:
         ranks = self.source.ranks
         saved_learner(self.arguments, ranks.learner_world_size).check(checkpoint)
         for place, average in enumerate(self.averages):
-            average.restore(checkpoint / AVERAGE_FILE.format(place=place))
-        restore_groups(self.groups, checkpoint, self.source.journal.path, step=step_of(checkpoint), rank=ranks.rank)
+            with reading(checkpoint):
+                average.restore(checkpoint / AVERAGE_FILE.format(place=place))
+        with reading(checkpoint):
+            restore_groups(self.groups, checkpoint, self.source.journal.path, step=step_of(checkpoint), rank=ranks.rank)
         if not self.has_packer_state:
             return None
         state = read_packer_state(checkpoint, self.samples, rank=ranks.rank)
@@ -102,3 +105,14 @@ def saved_learner(arguments: TrainingArguments, learner_world_size: int) -> Save
         samples_per_step=samples,
         strategy="deepspeed" if arguments.deepspeed else split,
     )
+
+
+def check_trainer_state(checkpoint: Path) -> None:
+    """Read transformers' own file as its loop will. Errors: ``checkpoint-unreadable``."""
+    with reading(checkpoint):
+        state, empty = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)), TrainerState()
+        for field in ("global_step", "log_history", "stateful_callbacks"):
+            if type(getattr(state, field)) is not type(getattr(empty, field)):
+                raise ValueError(f"{field} of {TRAINER_STATE_NAME} is {type(getattr(state, field)).__name__}")
+        if state.global_step != step_of(checkpoint):
+            raise ValueError(f"{TRAINER_STATE_NAME} is of step {state.global_step}")

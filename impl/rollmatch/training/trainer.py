@@ -6,7 +6,6 @@
 checkpoints hold what is under way between two steps (``Checkpointer``).
 """
 
-import pickle
 import sys
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -26,7 +25,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainingArgum
 from rollmatch.config.strategy import KEY, Strategy
 from rollmatch.data import LearnerOrder, ReusedOrder, StepShape, Window, WindowPlan
 from rollmatch.data.order import check_order
-from rollmatch.errors import LaunchError, LearnError, first_line
+from rollmatch.errors import LaunchError, LearnError
 from rollmatch.learn.average import WeightAverage
 from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import Passes
@@ -42,7 +41,8 @@ from rollmatch.objectives.protocol import ObjectiveContext, Terms, TrainingTarge
 from rollmatch.records import Rollout, Sample, Segment
 from rollmatch.rollout.overlap import Ahead, FirstComplete, GeneratedWindow, Overlap, RequestedWindow
 from rollmatch.rollout.source import RolloutSource
-from rollmatch.training.checkpointer import Checkpointer
+from rollmatch.training.checkpoint import reading
+from rollmatch.training.checkpointer import Checkpointer, check_trainer_state
 from rollmatch.training.evaluation import evaluate_policy, keep_evaluation
 from rollmatch.training.further import FurtherSamples
 from rollmatch.training.learner import Learner
@@ -128,13 +128,11 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         Where several ranks learn, they save only after an error that all of them have. Not after ``loss-not-finite``,
         nor where the disk has failed.
         """
+        if isinstance(checkpoint := named.get("resume_from_checkpoint"), str):
+            check_trainer_state(Path(checkpoint))
         try:
             with _quick_switches():
                 return super().train(*arguments, **named)
-        except pickle.UnpicklingError as error:  # torch loads tensors and plain values only
-            problem = f"a file of the checkpoint holds other things than tensors: {first_line(error)}"
-            remedy = "Resume from a checkpoint that this program wrote."
-            raise LaunchError(problem, code="checkpoint-unreadable", key="--resume", remedy=remedy) from error
         except Exception as error:
             is_shared = getattr(error, "is_shared", False) or self.source.ranks.learner_world_size == 1
             is_spoiled = getattr(error, "code", "") in SPOILED or isinstance(error, OSError)
@@ -465,12 +463,25 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         missing = [key for key in load_result.missing_keys if key in names]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        with reading(Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with reading(Path(checkpoint or "")):
+            super()._load_rng_state(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with reading(Path(checkpoint or "")):
+            super()._load_scaler(checkpoint)
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """As transformers', then the schedule's rate of this step: of a run with more steps now, it is another one.
 
         transformers would take the first step with the rate that the run ended with, mostly 0.
         """
-        super()._load_optimizer_and_scheduler(checkpoint)
+        with reading(Path(checkpoint or "")):
+            super()._load_optimizer_and_scheduler(checkpoint)
         schedule = getattr(self.lr_scheduler, "scheduler", self.lr_scheduler)
         if checkpoint is None or not isinstance(schedule, LambdaLR):
             return
