@@ -3,15 +3,19 @@
 import json
 import pickle
 import shutil
+import struct
 
 import pytest
 
 from conformance.doubles.digits import MODEL
 from conformance.doubles.harmful_models import Harmful, replace_weights
 from conformance.doubles.refusals import refused
+from rollmatch.cli.main import main
+from rollmatch.config import load_config
 from rollmatch.config.training import ModelConfig, TunerConfig
 from rollmatch.model.policy import load_policy
 from rollmatch.model.template import Template
+from rollmatch.run.policy_check import check_policy
 
 
 @pytest.fixture
@@ -38,6 +42,46 @@ def test_a_kind_of_model_that_is_code_is_named_and_not_run(model):
     add(model / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"})
     with refused("model-unreadable", "model.model"):
         load_policy(ModelConfig(model=str(model)), TunerConfig())
+
+
+DAMAGED = [
+    ("config.json", '{"a":' * 100_000, "model-file-missing"),
+    ("generation_config.json", "[]", "model-unreadable"),
+    ("generation_config.json", "{", "model-unreadable"),
+    ("generation_config.json", '{"eos_token_id": "x"}', "model-unreadable"),
+    ("tokenizer.json", "[" * 100_000, "tokenizer-unreadable"),
+    ("model.safetensors", struct.pack("<Q", 100_000) + b"[" * 100_000, "weights-damaged"),
+    ("model.safetensors.index.json", "[" * 100_000, "weights-damaged"),
+    ("model.safetensors.index.json", '{"weight_map": {"a": 3, "b": "x"}}', "weights-damaged"),
+    ("chat_template.jinja", "{{ messages[0].content.__class__ }}", "prompt-not-rendered"),
+    ("chat_template.jinja", "{{ cycler.__init__.__globals__ }}", "prompt-not-rendered"),
+    ("chat_template.jinja", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "prompt-not-rendered"),
+    ("chat_template.jinja", "{{ 1 // 0 }}", "prompt-not-rendered"),
+]
+"""File of a model directory, what a stranger writes there, and the code that names it."""
+
+
+@pytest.mark.parametrize(("name", "content", "code"), DAMAGED)
+def test_a_file_that_makes_no_model_is_named(tmp_path, capsys, name, content, code):
+    found = shutil.copytree("fixtures/models/arithmetic", tmp_path / "model")
+    (found / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert main(["check", "fixtures/arithmetic/grpo.yaml", "--set", f"model.model={found}"]) == 1
+    assert f"[{code}] " in capsys.readouterr().err
+
+
+def test_a_link_in_a_circle_is_no_model(tmp_path, capsys):
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    assert main(["check", "fixtures/arithmetic/grpo.yaml", "--set", f"model.model={circle}"]) == 1
+    assert "[model-directory-missing] model.model: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fields", [{"hidden_size": -1}, {"num_hidden_layers": "x"}, {"num_attention_heads": 0}])
+def test_a_description_of_no_model_is_named(tmp_path, fields):
+    found = shutil.copytree("fixtures/models/arithmetic", tmp_path / "model")
+    add(found / "config.json", **fields)
+    with refused("model-unreadable", "model.model"):
+        check_policy(load_config("fixtures/arithmetic/grpo.yaml", [f"model.model={found}"]))
 
 
 def test_pickled_weights_that_hold_more_than_tensors_are_named_and_not_run(model, tmp_path):

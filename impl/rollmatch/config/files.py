@@ -63,7 +63,7 @@ def quantized(model: str) -> ConfigError:
 def _check_description(config: RunConfig, path: Path) -> Iterator[ConfigError]:
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         yield ConfigError(
             f"{path} is not readable JSON: {error}",
             code="model-file-missing",

@@ -54,7 +54,7 @@ def load_architecture(directory: str) -> "PretrainedConfig":
 
     try:
         architecture: PretrainedConfig = AutoConfig.from_pretrained(directory, trust_remote_code=False)
-    except ValueError as error:
+    except Exception as error:  # classes of any model check what a file says by errors of their own
         problem, remedy = f"{directory}: {first_line(error)}", "Name a model of a kind that transformers itself has."
         raise ConfigError(problem, code="model-unreadable", key="model.model", remedy=remedy) from error
     return architecture

@@ -82,7 +82,7 @@ def _named_by_adapter(path: Path, field: str, *, key: str) -> str:
     """A field of what peft has written about an adapter. Errors: ``model-file-missing``."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))[field]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         found = None
     if isinstance(found, str):
         return found

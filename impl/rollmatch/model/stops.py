@@ -24,6 +24,11 @@ class StopTokens(NamedTuple):
     """Whether ``generation_config.json`` names it, so that engines stop there by themselves."""
 
 
+TEMPLATE_FAILURES = (
+    *(TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
+    *(RecursionError, MemoryError),
+)
+"""What a chat template of any origin may raise."""
 WRITTEN = "rollmatch-writes-here"
 """Stands for a turn of the assistant's where a chat is rendered around it."""
 
@@ -63,13 +68,23 @@ def find_stops(
 
 
 def generated_stops(directory: str | Path) -> frozenset[int]:
-    """``eos_token_id`` of generation_config.json, or of config.json where there is no such file, as engines read it."""
+    """``eos_token_id`` of generation_config.json, or of config.json where there is no such file, as engines read it.
+
+    Errors: ``model-unreadable``.
+    """
     for name in ("generation_config.json", "config.json"):
         path = Path(directory) / name
         if path.is_file():
-            described: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            value = described.get("eos_token_id", described.get("text_config", {}).get("eos_token_id"))
-            return frozenset([value] if isinstance(value, int) else value or ())
+            try:
+                described: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+                value = described.get("eos_token_id", described.get("text_config", {}).get("eos_token_id"))
+                ids = [value] if isinstance(value, int) else list(value or ())
+                if not all(isinstance(each, int) for each in ids):
+                    raise ValueError(f"eos_token_id is {value!r}, and no ids")
+            except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+                problem, remedy = f"{path} cannot be read: {error}", "Save the model again."
+                raise ConfigError(problem, code="model-unreadable", key="model.model", remedy=remedy) from error
+            return frozenset(ids)
     return frozenset()
 
 
@@ -84,7 +99,7 @@ def _end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> str | None:
         ]
         try:
             whole = str(tokenizer.apply_chat_template(chat, tokenize=False))
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError):
+        except TEMPLATE_FAILURES:
             continue  # some templates take only parts
         _, mark, after = whole.partition(WRITTEN)
         if mark:

@@ -15,7 +15,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from PIL import Image
 
 from rollmatch.data.image import read_header, rgb_of, unreadable
@@ -32,7 +31,7 @@ from rollmatch.model.images import (
 )
 from rollmatch.model.overlong import cut_left
 from rollmatch.model.sample_prompts import as_taken, describe_mismatch, left_out_of, own_messages, processing
-from rollmatch.model.stops import WRITTEN
+from rollmatch.model.stops import TEMPLATE_FAILURES, WRITTEN
 from rollmatch.model.tool_texts import called_message
 from rollmatch.model.vocabulary import Vocabulary
 from rollmatch.records import Rollout, Sample
@@ -44,7 +43,6 @@ class PromptUncuttable(ConfigError):
     code = "prompt-too-long"
 
 
-_TEMPLATE_FAILURES = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 _SHORTEST_MARKER = 5
 """Characters; <s> is also HTML."""
 _END_OF_THOUGHT = "</think>"
@@ -187,7 +185,7 @@ class Template:
         """What only a rendered chat holds: the special tokens of one, and what it writes behind the question."""
         try:
             whole = self._chat_text([{"role": "user", "content": WRITTEN}])
-        except _TEMPLATE_FAILURES:
+        except TEMPLATE_FAILURES:
             return ()
         ids = {i for i in self.vocabulary.encode(whole) if i in self.vocabulary.control_ids}
         special = [self.vocabulary.decode([token_id]).decode() for token_id in sorted(ids)]
@@ -252,7 +250,7 @@ class Template:
         """Whether the chat template writes messages that are texts; those of some vision models write parts only."""
         try:
             return WRITTEN in self._apply([{"role": "user", "content": WRITTEN}])
-        except _TEMPLATE_FAILURES:
+        except TEMPLATE_FAILURES:
             return False
 
     def reply_token_ids(self, text: str, is_stopped: bool) -> tuple[int, ...]:
@@ -264,7 +262,7 @@ class Template:
         chat = [{"role": role, "content": content} for role, content in roles]
         try:
             whole, prompt = self._chat_text(chat), self._chat_text(chat[:1])
-        except _TEMPLATE_FAILURES as error:
+        except TEMPLATE_FAILURES as error:
             raise _turns_not_rendered(f"fails: {error}") from error
         before, mark, after = whole.partition(WRITTEN)
         if not mark or text.strip() not in after:

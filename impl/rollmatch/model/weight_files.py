@@ -41,10 +41,10 @@ def _files_of(directory: Path, key: str) -> list[Path] | ConfigError:
     if index.is_file():
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return [directory / name for name in sorted(names)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = f"{index} is not readable: {error!r}"
             return ConfigError(problem, code="weights-damaged", key=key, remedy=REMEDY)
-        return [directory / name for name in sorted(names)]
     found = sorted(directory.glob("*.safetensors"))
     if found or any((directory / name).is_file() for name in OTHERS):
         return found
@@ -58,7 +58,7 @@ def damage_of(path: Path) -> str | None:
     try:
         header, start = read_header(path)
         ends = [each["data_offsets"][1] for each in header.values()]
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return "has no readable header: it is cut off, or a pointer of Git LFS"
     expected = start + max(ends, default=0)
     return None if size == expected else f"has {size} bytes instead of {expected}"

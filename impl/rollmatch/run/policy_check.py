@@ -14,7 +14,7 @@ from torch import nn
 from rollmatch.config import RunConfig, effective
 from rollmatch.config.servers import is_colocated
 from rollmatch.config.training import TrainingConfig
-from rollmatch.errors import ConfigError, LaunchError
+from rollmatch.errors import ConfigError, LaunchError, kind_and_text
 from rollmatch.model.policy import auto_class, check_adapter, count_weights, load_architecture, prepare
 from rollmatch.model.source import dtype_of
 from rollmatch.rollout.adapter_proof import check_parts
@@ -86,9 +86,15 @@ def check_attention(config: RunConfig) -> None:
 
 
 def _on_meta(config: RunConfig) -> nn.Module:
+    """Errors: ``model-unreadable``."""
     architecture = load_architecture(config.model.model)
-    with torch.device("meta"):
-        model: nn.Module = auto_class(architecture).from_config(architecture)
+    try:
+        with torch.device("meta"):
+            model: nn.Module = auto_class(architecture).from_config(architecture)
+    except Exception as error:  # a class of any model, given sizes of any file
+        problem = f"{config.model.model}/config.json describes no model: {kind_and_text(error)}"
+        remedy = "Save the model again."
+        raise ConfigError(problem, code="model-unreadable", key="model.model", remedy=remedy) from error
     model.name_or_path = config.model.model  # type: ignore[assignment]
     return model
 

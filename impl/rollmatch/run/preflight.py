@@ -199,7 +199,7 @@ def _check_model_elsewhere(config: RunConfig) -> None:
     own = [checkpoint.resolve() for checkpoint in checkpoints_in(Path(config.training.output_dir))]
     for name in ("model", "adapter"):
         given = getattr(config.model, name)
-        place = None if given is None else Path(given).resolve()
+        place = None if given is None else Path(os.path.realpath(given))
         if place is not None and any(checkpoint in (place, *place.parents) for checkpoint in own):
             problem, remedy = f"holds {given}, which this run would remove", "Name another directory."
             raise ConfigError(problem, code="model-in-output-dir", key="training.output_dir", remedy=remedy)
