@@ -1,6 +1,8 @@
 """An exported run is a model directory: transformers and vLLM load it, and it answers as the trained policy does."""
 
 import json
+import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,17 @@ def test_what_cannot_be_exported_is_named(tmp_path, capsys):
     (run / "checkpoint-1").mkdir()
     out.mkdir()
     assert "output-exists" in refused("--checkpoint", str(run / "checkpoint-1"))
+
+
+def test_a_foreign_file_in_a_checkpoint_is_named(exported, tmp_path, capsys):
+    run = exported / "run"
+    checkpoint = tmp_path / "checkpoint-2"
+    shutil.copytree(last_checkpoint(run), checkpoint)
+    (file,) = checkpoint.glob("*model.safetensors")
+    file.write_bytes(struct.pack("<Q", 2**40) + b"{}")
+    for command in (["export", str(run), str(tmp_path / "out")], ["eval", str(run), "--limit", "1"]):
+        assert main([*command, "--checkpoint", str(checkpoint)]) == 1
+        assert "[checkpoint-unreadable] --checkpoint: a file of checkpoint-2" in capsys.readouterr().err
 
 
 @pytest.mark.wide

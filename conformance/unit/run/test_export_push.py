@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from conformance.doubles.started import TIMEOUT_S
 from conformance.doubles.trained_run import FULL, train
 from rollmatch.cli.main import format_error, main
 from rollmatch.errors import LaunchError
-from rollmatch.run.push import push
+from rollmatch.run.directory import last_checkpoint
+from rollmatch.run.push import check_links, push
 
 NAME = "someone/digits"
 TOKEN = "hf_right"
@@ -224,6 +226,23 @@ def test_an_offline_client_is_named(model, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     error = failure(model, "http://127.0.0.1:1", monkeypatch)
     assert "HF_HUB_OFFLINE" in error.problem
+
+
+def test_a_link_to_a_file_elsewhere_is_not_published(run, tmp_path, capsys):
+    """A directory of weights that somebody has sent, with a link to a key; not one of the hub's cache."""
+    checkpoint, secret = tmp_path / "checkpoint-1", tmp_path / "id_rsa"
+    shutil.copytree(last_checkpoint(run), checkpoint)
+    secret.write_text("sesame")
+    (checkpoint / "notes.txt").symlink_to("../id_rsa")
+    assert main(["export", str(run), str(tmp_path / "out"), "--checkpoint", str(checkpoint), "--push", NAME]) == 1
+    assert f"[link-leads-out] --push: {checkpoint}/notes.txt leads to {secret}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    cached = tmp_path / "models--a--b" / "snapshots" / "0"
+    (blobs := tmp_path / "models--a--b" / "blobs").mkdir(parents=True)
+    (blobs / "1").touch()
+    cached.mkdir(parents=True)
+    (cached / "config.json").symlink_to("../../blobs/1")
+    check_links(cached)
 
 
 @pytest.mark.parametrize("name", ["name", "owner/two words", "owner/name/more", "/name", "owner/", "owner/a--b", ""])

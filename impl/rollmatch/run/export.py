@@ -24,8 +24,9 @@ from rollmatch.errors import LaunchError
 from rollmatch.journal import read_journal
 from rollmatch.model.source import ADAPTER_FILE, dtype_of
 from rollmatch.run.directory import JOURNAL, RESOLVED, last_checkpoint
-from rollmatch.run.push import check_name, push
+from rollmatch.run.push import check_links, check_name, push
 from rollmatch.run.verify import stored_answers, verify
+from rollmatch.training.checkpoint import reading
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,6 +48,8 @@ def export(options: argparse.Namespace) -> None:
     config = load_config(str(run / RESOLVED))
     stored = stored_answers(config, run, checkpoint) if options.verify else None
     base = _directory_of(config)
+    if options.push is not None:
+        check_links(base, checkpoint)
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -135,24 +138,26 @@ def _wide(config: RunConfig) -> RunConfig:
 
 
 def load_trained(config: RunConfig, checkpoint: Path) -> "nn.Module":
-    """The policy as it was saved, in the precision that it was trained in."""
-    from transformers import AutoConfig
+    """The policy as it was saved, in the precision that it was trained in. Errors: ``checkpoint-unreadable``,
+    ``model-unreadable``.
+    """
     from transformers.utils.logging import disable_progress_bar
 
-    from rollmatch.model.policy import auto_class, load_adapters, load_policy
+    from rollmatch.model.policy import auto_class, load_adapters, load_architecture, load_policy
     from rollmatch.model.split_checkpoint import is_split, read_split
 
     disable_progress_bar()  # reading takes no longer than writing, which has none
     if is_split(checkpoint):
         trained = config.model.model_copy(update={"torch_dtype": effective.learner_dtype(config)})
-        return read_split(load_policy(trained, config.tuner), checkpoint)
+        policy = load_policy(trained, config.tuner)
+        with reading(checkpoint, key="--checkpoint"):
+            return read_split(policy, checkpoint)
     adapted = (checkpoint / "adapter_config.json").is_file()
     source = config.model.model if adapted else str(checkpoint)
-    kind = auto_class(AutoConfig.from_pretrained(source))
-    model: nn.Module = kind.from_pretrained(source, dtype=config.model.torch_dtype if adapted else "auto")
-    if not adapted:
-        return model
-    return load_adapters(model, checkpoint, config.model, config.tuner)
+    kind = auto_class(load_architecture(source))
+    with reading(checkpoint, key="--checkpoint"):
+        model: nn.Module = kind.from_pretrained(source, dtype=config.model.torch_dtype if adapted else "auto")
+        return load_adapters(model, checkpoint, config.model, config.tuner) if adapted else model
 
 
 @dataclass(slots=True)

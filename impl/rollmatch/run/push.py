@@ -24,6 +24,20 @@ def check_name(name: str) -> None:
         raise LaunchError(problem, code="hub-name-invalid", key="--push", remedy=remedy)
 
 
+def check_links(*directories: Path) -> None:
+    """Errors: ``link-leads-out`` where a link of a directory that is copied leads to a file elsewhere.
+
+    The links of a directory in the hub's cache lead to ``blobs`` beside its ``snapshots``.
+    """
+    for directory in directories:
+        home = directory.resolve()
+        inside = (home, home.parent.parent / "blobs") if home.parent.name == "snapshots" else (home,)
+        for path in sorted(directory.iterdir()):
+            if path.is_symlink() and not any(path.resolve().is_relative_to(each) for each in inside):
+                problem, remedy = f"{path} leads to {path.resolve()}", "Copy the file there if it is to be published."
+                raise LaunchError(problem, code="link-leads-out", key="--push", remedy=remedy)
+
+
 def push(out: Path, name: str) -> str:
     """Upload a directory to a model repository, a private one if it is new; returns the address of the commit.
 
