@@ -349,6 +349,13 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
     assert "usage: rollmatch" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["training.max_steps=3"], ["--training.max_steps", "3"]], ids=["hydra", "argparse"])
+def test_a_key_without_set_is_told_from_an_option(words, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "run.yaml", *words])
+    assert f"unrecognized arguments: {' '.join(words)}; write a key of the YAML as --set" in capsys.readouterr().err
+
+
 def test_errors_are_numbered_each_with_its_remedy():
     error = LaunchError("holds a run", key="training.output_dir", remedy="Use --resume.")
     expected = "rollmatch: 1 problem\n  1. [launch-error] training.output_dir: holds a run\n     Use --resume."

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words and (packaged := PACKAGED.get(words[0])):
             return packaged(words[1:])
         check_resume(words)
-        options = make_parser().parse_args(words)
+        options = _parse(words)
         return int(options.command(options) or 0)
     except Exception as error:
         named = error if isinstance(error, RollmatchError) else storage_error(error)
@@ -77,6 +77,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = format_error(named, {full_key(key): place for key, place in written.items()})
         print(_in_short(text, written), file=sys.stderr)
         return 1
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """Wrong usage ends the process, also keys as Hydra and ms-swift take them."""
+    parser = make_parser()
+    options, others = parser.parse_known_args(words)
+    if others:
+        has_key = any("." in word.partition("=")[0] for word in others)
+        hint = "; write a key of the YAML as --set KEY=VALUE" if has_key else ""
+        parser.error(f"unrecognized arguments: {' '.join(others)}{hint}")
+    return options
 
 
 def _places_of(words: Sequence[str]) -> Mapping[str, str]:
