@@ -1,16 +1,21 @@
 """What one caller may cost: refused with 4xx before anything is decoded, tokenised or generated."""
 
+import asyncio
 import gc
 import os
 import time
+from contextlib import nullcontext
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from conformance.doubles.refusals import refused
 from conformance.doubles.request_bodies import IMAGE, call, native, picture
 from conformance.judge.servers.bounded import in_thread
 from rollmatch.config.limits import LimitsConfig
+from rollmatch.server.http import BoundedBody, BufferedBytes
 from rollmatch.server.images import ImageReader
 
 
@@ -143,6 +148,25 @@ def test_a_full_queue_is_429(served):
     parts.pool._loads[0] = 2
     assert call(client, "/generate/", {"prompts": [[5]], "n": 2})[:2] == (429, "server-busy")
     assert client.post("/generate/", json={"prompts": [[5]]}).status_code == 200
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(0, 100))
+def test_a_body_may_fill_what_those_of_other_calls_leave_in_however_many_parts(lengths, others):
+    buffered, limits = BufferedBytes(held=others), LimitsConfig(max_buffered_bytes=100)
+    parts = iter(lengths)
+
+    async def receive():
+        return {"type": "http.request", "body": bytes(next(parts)), "more_body": True}
+
+    async def receive_all():
+        for _ in lengths:
+            await body.receive()
+
+    body = BoundedBody(receive, limits, buffered)
+    with refused("server-busy", "body") if others + sum(lengths) > 100 else nullcontext():
+        asyncio.run(receive_all())
+    body.release()
+    assert buffered.held == others
 
 
 @pytest.mark.parametrize(("body", "status"), [(b'{"prompts": [[5]]}', 200), (b'{"prompts": [[5]', 422)])
