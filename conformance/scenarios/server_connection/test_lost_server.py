@@ -1,5 +1,7 @@
 """A server that stays dead, and a sync that broke: the run continues where it may."""
 
+from dataclasses import replace
+
 import pytest
 
 from conformance.doubles.attached import WEIGHTS, dying, events_of, failing
@@ -60,6 +62,8 @@ def test_a_sync_that_broke_is_repeated_as_a_newer_version(attached, num_broken, 
         assert [event["version"] for event in events_of(backend, "sync_repeated")] == [3, 4][:num_broken]
         events = read_journal(backend.journal.path)
         assert judge([event for event in events if event["event"] in ("synced", "sync_repeated")][1:]) == []
+        begun = [replace(request, policy_version=2) for request in requests_of(3)]  # some server may have taken it
+        assert {rollout.policy_version for rollout in source.generate(begun, GREEDY)} == {2}
         return
     with pytest.raises(SyncError) as caught:
         source.fence.sync_if_due(1, lambda: iter(WEIGHTS.items()))
