@@ -44,6 +44,11 @@ def test_files_that_cannot_be_read_have_no_places(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("extends: a.yaml\ntraining: {seed: 1}\n")
     assert find_places(path)["training.seed"] == f"{path}:2"
+    (tmp_path / "b.yaml").write_text("model: {}\ntraining:\n  seed: 2\n  max_steps: 3\n")
+    path.write_text("extends: b.yaml\ntraining: {seed: 1}\n")
+    places = find_places(path)
+    assert places["training.seed"] == f"{path}:2", "the file itself has the last word"
+    assert places["training.max_steps"] == f"{tmp_path}/b.yaml:4"
     path.write_text("a: [\n")
     assert find_places(path) == {}
     assert find_places(tmp_path / "none.yaml") == {}

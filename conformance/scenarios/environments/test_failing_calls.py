@@ -9,6 +9,7 @@ from conformance.doubles.locks import A, sample_of
 from conformance.doubles.ranks import together
 from conformance.doubles.refusals import refused
 from conformance.doubles.troubles import DIES, FAILS_TO_BEGIN, FLOOD, FLOODS, HANGS, RAISES, Troubled
+from rollmatch.environments.environment import generator_of
 from rollmatch.environments.limits import EnvironmentLimits
 from rollmatch.environments.loading import load_environment
 from rollmatch.objectives.episodes import note_episodes
@@ -63,6 +64,15 @@ def test_each_trouble_costs_its_own_episode():
     assert note["failures"] == list(failures.values())
 
 
+def rungs_of(snapshot, seed):
+    """Where a clone stands after each of three steps."""
+    twin, rungs = snapshot.clone(generator_of(seed)), []
+    for _ in range(3):
+        twin.step("A")
+        rungs.append(twin.fingerprint())
+    return rungs
+
+
 def test_an_episode_with_chance_is_the_same_in_workers():
     make = load_environment(TROUBLED, {"slip": 0.5}, key="k", limits=LIMITS)
     remote = episodes_of([0, 6, 7], world(make, limits=LIMITS))
@@ -70,6 +80,8 @@ def test_an_episode_with_chance_is_the_same_in_workers():
     assert [parts_of(one) for one in remote] == [parts_of(one) for one in here]
     states = [[turn.snapshot.fingerprint() for turn in one.turns] for one in remote]
     assert states == [[turn.snapshot.fingerprint() for turn in one.turns] for one in here]
+    drawn, others = ([rungs_of(one[0].turns[0].snapshot, seed) for seed in range(4)] for one in (remote, here))
+    assert drawn == others, "a clone's second step draws what follows the first one's numbers"
 
 
 def test_an_episode_that_cannot_begin_fails_alone():

@@ -199,6 +199,24 @@ def test_a_sick_server_is_dead(server, double):
     assert time.monotonic() - began < 5
 
 
+def test_a_server_that_is_ill_at_every_second_look_is_not_dead(server, double):
+    looks = []
+
+    def alternate():
+        looks.append(double.health_status)
+        double.health_status = 200 if double.health_status == 503 else 503
+
+    def wait_for_looks(handler, said):
+        ends_at = time.monotonic() + 10
+        while looks.count(503) <= QUICK.max_failures and time.monotonic() < ends_at:
+            time.sleep(0.02)
+        double.echo(handler, said)
+
+    double.progress, double.infer = alternate, wait_for_looks
+    assert len(server.infer(prompts(2), RULES)) == 2
+    assert looks.count(503) > QUICK.max_failures
+
+
 def test_silence_is_death_after_a_limit_and_only_where_health_is_answered_while_generating(server, double):
     is_over = threading.Event()
 

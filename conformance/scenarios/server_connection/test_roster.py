@@ -55,6 +55,17 @@ def test_a_server_joins_on_all_ranks_or_on_none():
     assert moves == [{"server": C.base_url, "num_present": 2, "policy_version": 3}]
 
 
+def test_the_version_is_the_newest_of_all_that_take_part():
+    servers = [server_of(address) for address in (A, B, C)]
+    for server, version in zip(servers, (1, 3, 2), strict=True):
+        server.health = lambda version=version, *, timeout_s: {"policy_version": version}
+    members = ServerMembers(servers)
+    members.min_servers = 1
+    assert members.read_version() == 3
+    assert members.leave_out(1)
+    assert members.read_version() == 2
+
+
 @pytest.mark.scenario(clauses=["server-connection/servers-join-and-leave-a-running-job#4,9"])
 def test_a_server_that_one_rank_has_lost_counts_on_no_rank():
     def work(member):

@@ -56,6 +56,12 @@ BROKEN = [
         named(entries((A, 1), (B, 1))),
         named(entries(("http://a:8001", 1), ("http://b:8001", 1))),
     ),
+    (
+        "group-port-shared",
+        "servers",
+        named(entries(("http://a:1", "7, group_host: g"), ("http://b:1", "7, group_host: g"))),
+        named(entries(("http://proxy:1", "7, group_host: g"), ("http://proxy:2", "7, group_host: h"))),
+    ),
     ("group-host-loopback", "servers", named(entries((A, 1), ("http://b:8001", 2))), GOOD),
     values("group-host-loopback", "base_url", f'["http://b:8001", "{A}"]', '["http://b:8001", "http://c:1"]', port=1),
     ("out-of-range", "timeout_s", named(f"{entries((A, 1))}, timeout_s: 0"), POSITIVE),

@@ -180,6 +180,18 @@ def test_check_counts_ranks_of_all_machines(capsys):
     assert "[loopback-on-several-nodes]" in capsys.readouterr().err
 
 
+def test_a_rank_counts_those_of_all_machines(monkeypatch, capsys):
+    """torchrun starts one process on each of two machines: what one rank alone may do is refused."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    server = "{base_url: 'http://a:1', group_port: 2}"
+    named = ("mode=server", f"server={server}", "sync.mode=adapter", "enable_lora=true")
+    overrides = ("tuner.train_type=lora", *(f"{VLLM}.{word}" for word in named))
+    sets = [part for override in overrides for part in ("--set", override)]
+    assert main(["train", str(CONFIG), "--wait-timeout", "0", *sets]) == 1
+    assert "[adapter-with-several-ranks]" in capsys.readouterr().err
+
+
 def test_ms_swift_s_learner_stays_on_one_machine(capsys):
     words = [*f"{TWO} --rdzv-endpoint a:1 --engine swift --dry-run".split()]
     assert main(["train", str(CONFIG), *words]) == 1

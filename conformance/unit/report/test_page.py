@@ -205,14 +205,15 @@ def test_whatever_fields_hold_the_page_is_sound(tmp_path_factory, events):
 
 @pytest.fixture
 def two_runs(tmp_path):
-    """Two runs of 20 and 30 steps with other seeds, the second without an evaluation."""
+    """Two runs of 20 and 30 steps; other seeds, and one key that only the second has, which has no evaluation."""
     folders = []
     for name, steps, seed in (("first", 20, 1), ("second", 30, 2)):
         events = [run_event(max_steps=steps), *chain(*(step_events(step, of=steps) for step in range(steps)))]
         if name == "first":
             events = [events[0], evaluated_event(0, of=20), *events[1:], evaluated_event(20, of=20)]
         folder = write_journal(tmp_path / name, events)
-        (folder / "resolved.yaml").write_text(yaml.safe_dump({"training": {"seed": seed, "max_steps": 9}}))
+        own = {"data": {"shuffle": False}} if name == "second" else {}
+        (folder / "resolved.yaml").write_text(yaml.safe_dump({"training": {"seed": seed, "max_steps": 9}, **own}))
         folders.append(folder)
     return folders
 
@@ -244,6 +245,8 @@ def test_curves_stand_over_each_other_beside_what_differs(two_runs, tmp_path):
     assert "training.max_steps" not in text
     shown = visible(text)
     assert "training.seed 1 2" in shown
+    assert "data.shuffle - False" in shown
+    assert "data.shuffle False -" in visible(compare(two_runs[::-1], tmp_path / "page.html"))
     assert "optimizer steps 20 30" in shown
     assert re.search(r"time 1 min \d+ s 1 min \d+ s", shown)
     assert "recall 0.8 -" in shown

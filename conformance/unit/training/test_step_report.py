@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from conformance.doubles.ranks import together
 from conformance.doubles.records import make_rollout, make_sample
 from rollmatch.learn.batch import MicroBatch
 from rollmatch.objectives.rollout_matching.objective import RolloutMatchingObjective
@@ -83,6 +84,22 @@ def test_figures_count_rollouts_rows_and_what_is_carried(full):
     assert figures["fill"] == pytest.approx(0.6)
     full.num_rollout_tokens = 400  # with later turns, or groups in place of flat ones
     assert full.figures() == figures | {"rollout_tokens": 400}, "the speed is that of what was waited for"
+
+
+def test_the_figures_of_two_ranks_are_those_of_one_that_learns_from_all(full):
+    """A step's batches, rollouts and carried segments are unevenly shared, and one rank's seconds are the other's."""
+    parts = [(0, 1, 2, 1), (1, 2, 0, 3)]
+
+    def figures_of(member):
+        own = StepReport(step=3, objective=MATCHING)
+        first, last, own.num_carried, more = parts[member.rank]
+        own.batches = full.batches[first:last] * more
+        own.rollouts = full.rollouts[first:last]
+        own.summary, own.phase_s = full.summary, full.phase_s
+        return own.figures(member.sum)
+
+    full.batches = [*full.batches[:1], *full.batches[1:] * 3]
+    assert together(2, figures_of) == [pytest.approx(full.figures())] * 2
 
 
 def test_a_completion_is_shown_with_its_first_4000_characters(full):
