@@ -1,6 +1,8 @@
 """Hostile values in data sets of other projects: each is named or left out."""
 
 import json
+import os
+from itertools import pairwise
 
 import pytest
 from PIL import Image
@@ -70,3 +72,49 @@ def test_hostile_classes_and_numbers_of_yolo_are_named(tmp_path, capsys, names, 
         (tmp_path / "data.yaml").write_text(described)
         assert run(tmp_path / "data.yaml", tmp_path / "out", "--from", "yolo") == 1
         assert "label-invalid" in capsys.readouterr().err
+
+
+def test_an_image_that_is_no_file_is_named_and_not_waited_for(tmp_path, capsys):
+    os.mkfifo(tmp_path / "a.jpg")
+    for source, tree in (("coco", SMALL_COCO), ("swift", SWIFT_LINE), ("native", NATIVE_LINE)):
+        (tmp_path / "in.json").write_text(json.dumps(tree))
+        assert run(tmp_path / "in.json", tmp_path / "out", "--from", source) == 1
+        assert "it is not a regular file" in capsys.readouterr().err
+
+
+NESTED = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("coco", '{"images": [{"id": ' + "9" * 5000 + "}]}"),
+        ("swift", NESTED),
+        ("swift", "\udcff"),
+        ("native", NESTED),
+        ("native", "\udcff"),
+        ("yolo", "names: " + NESTED),
+        ("yolo", "names: [cat]\ntrain: missing.txt\n"),
+        ("yolo", "names: [cat]\ntrain: zero.txt\n"),
+        ("yolo", "names: [cat]\ntrain: bytes.txt\n"),
+        ("yolo", "names: [cat]\ntrain: images\n"),
+    ],
+)
+def test_a_file_of_another_project_that_is_none_is_named(tmp_path, capsys, source, text):
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff")
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (10, 10)).save(tmp_path / "images/a.png")
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels/a.txt").write_bytes(b"\xff")
+    (tmp_path / "in").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert run(tmp_path / "in", tmp_path / "out", "--from", source) == 1
+    assert "label-invalid" in capsys.readouterr().err
+
+
+def test_names_that_grow_when_they_are_shown_are_not_shown_whole(tmp_path, capsys):
+    letters = "abcdefgh"
+    grown = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise(letters))
+    (tmp_path / "in").write_text(f"a: &a [{', '.join('x' * 9)}]\n{grown}train: .\nnames: *h\n")
+    assert run(tmp_path / "in", tmp_path / "out", "--from", "yolo") == 1
+    assert len(capsys.readouterr().err) < 10_000

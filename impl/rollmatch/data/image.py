@@ -62,6 +62,12 @@ def orientation_of(image: Image.Image) -> int:
     return int(image.getexif().get(ExifTags.Base.Orientation, UPRIGHT))
 
 
+def check_regular(path: str | Path) -> None:
+    """Opening a pipe would wait for its writer, and a device has no end. Errors: ``OSError``."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError("it is not a regular file")
+
+
 @lru_cache(maxsize=1024)
 def read_header(path: str) -> tuple[tuple[int, int], int]:
     """(width, height) as stored, and EXIF's orientation; a file that may be cut off is decoded.
@@ -69,8 +75,7 @@ def read_header(path: str) -> tuple[tuple[int, int], int]:
     Errors: ``FileNotFoundError``, ``ImageUnreadable``.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
-            raise OSError("it is not a regular file")
+        check_regular(path)
         with Image.open(path) as image:
             has_orientation = not _WITH_ORIENTATION.isdisjoint(image.info)
             orientation = orientation_of(image) if has_orientation else UPRIGHT

@@ -213,7 +213,7 @@ class JsonlFile:
             return None, []
         try:
             record = parse_json(line.decode("utf-8-sig" if place == 0 else "utf-8"))  # Windows' editors write a mark
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             problem, remedy = f"the line is not JSON: {error}", "Write one JSON object per line."
             kind = Path(self.path).suffix.lstrip(".")
             if isinstance(error, UnicodeDecodeError):

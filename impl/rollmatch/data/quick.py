@@ -57,8 +57,11 @@ def quick_record(line: bytes) -> QuickRecord | None:
 
 
 def parse_json(text: str | bytes) -> object:
-    """One JSON value. Errors: ``ValueError`` for a name that stands twice in one object, NaN and Infinity."""
-    value: object = json.loads(text, object_pairs_hook=_without_twins, parse_constant=_refuse_constant)
+    """One JSON value. Errors: ``ValueError``, also for a name that stands twice in one object, NaN and Infinity."""
+    try:
+        value: object = json.loads(text, object_pairs_hook=_without_twins, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("lists and objects are nested too deeply") from error
     return value
 
 

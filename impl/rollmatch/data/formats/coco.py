@@ -7,11 +7,14 @@ LVIS v1 (an image without ``file_name`` is named by the end of its ``coco_url``)
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import ijson
 
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, are_numbers, raise_bad
+
+MOST_DIGITS = 1000
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 
 
 class Category(NamedTuple):
@@ -133,7 +136,7 @@ def _entries(path: Path, name: str, bad: OnBad) -> Iterator[dict[str, Any]]:
     """The objects of one of the file's lists, one after the other."""
     try:
         with path.open("rb") as file:
-            for entry in ijson.items(file, f"{name}.item"):
+            for entry in ijson.items(_WithoutLongNumbers(file, path), f"{name}.item"):
                 if isinstance(entry, dict):
                     yield entry
                 else:
@@ -141,6 +144,22 @@ def _entries(path: Path, name: str, bad: OnBad) -> Iterator[dict[str, Any]]:
     except ijson.JSONError as error:
         problem = f"{path} is not JSON: {error}"
         raise BadLabel(problem, key=str(path), remedy="Download or export it again.") from error
+
+
+class _WithoutLongNumbers:
+    """A file that ijson can read: its parser in C ends the process at a number that Python's ``int`` refuses."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self.file, self.path, self.end = file, path, b""
+
+    def read(self, size: int) -> bytes:
+        """Errors: ``BadLabel``."""
+        block = self.file.read(size)
+        if b"0" * (MOST_DIGITS + 1) in (seen := (self.end + block).translate(_ZEROS)):
+            problem = f"{self.path} has a number of more than {MOST_DIGITS} digits"
+            raise BadLabel(problem, key=str(self.path), remedy="Download or export it again.")
+        self.end = seen[-MOST_DIGITS:]
+        return block
 
 
 def _labeled(entry: dict[str, object], names: dict[int, str], path: Path) -> LabeledObject:

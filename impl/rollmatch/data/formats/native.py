@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from rollmatch.data.desc import check_desc
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, Summary, are_numbers, raise_bad
 from rollmatch.data.geometry import BOX_LEN, bins_of, twice_area
-from rollmatch.data.image import UPRIGHT, orientation_of, rgb_of, why_unreadable
+from rollmatch.data.image import UPRIGHT, check_regular, orientation_of, rgb_of, why_unreadable
 from rollmatch.data.quick import parse_json
 from rollmatch.records import NUM_BINS
 
@@ -91,6 +91,7 @@ class NativeWriter:
 
     def _upright(self, path: Path, size: tuple[int, int]) -> Path:
         """The image's own path, or that of an upright copy. Errors: ``BadLabel`` where the labels mean another size."""
+        check_regular(path)
         with Image.open(path) as image:
             turned = orientation_of(image) != UPRIGHT
             upright = ImageOps.exif_transpose(image) if turned else image
@@ -108,10 +109,10 @@ class NativeWriter:
 
 def read_native(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
     """Records of our JSONL with their crowd regions, in pixels. Errors: ``BadLabel``, naming the line."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                record: Any = parse_json(line)
+                record: Any = parse_json(line.decode("utf-8"))
                 size = record["width"], record["height"]
                 crowds = record.get("metadata", {}).get("crowd", [])
                 if not are_numbers(list(size)) or min(size) < 1:

@@ -21,7 +21,7 @@ _TAG = re.compile("<ref-object>|<bbox>")
 
 def read_swift(path: Path, images: Path, *, bad: OnBad = raise_bad) -> Iterator[LabeledImage]:
     """One image per line; lines of several images are rejected. Errors: ``BadLabel``, naming the line."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -54,9 +54,9 @@ def write_swift(images: Iterable[LabeledImage], path: Path, *, prompt: str) -> N
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _labeled(line: str, images: Path, where: str) -> LabeledImage:
+def _labeled(line: bytes, images: Path, where: str) -> LabeledImage:
     try:
-        record: Any = parse_json(line)
+        record: Any = parse_json(line.decode("utf-8"))
     except ValueError as error:
         raise BadLabel(f"{where} is not JSON: {error}", key=where, remedy="Write one JSON object a line.") from error
     named = record.get("images") if isinstance(record, dict) else None

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from rollmatch.data.formats import BadLabel, LabeledImage, LabeledObject, OnBad, are_numbers, raise_bad
-from rollmatch.data.image import ImageUnreadable, upright_size
+from rollmatch.data.image import ImageUnreadable, check_regular, upright_size, why_unreadable
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 LEAST, MOST = -0.01, 1.01
@@ -33,7 +33,7 @@ def read_yolo(path: Path, split: str, *, bad: OnBad = raise_bad) -> Iterator[Lab
     """Images of one split of ``data.yaml``, in the order of their paths. Errors: ``BadLabel``, naming file and line."""
     try:
         described = yaml.load(path.read_text(encoding="utf-8"), Loader=_WithoutTwins)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise BadLabel(f"{path}: {error}", key=str(path), remedy="Give the data.yaml of a YOLO data set.") from error
     if not isinstance(described, dict) or "names" not in described or split not in described:
         problem = f"{path} has no names, or no {split}"
@@ -94,7 +94,7 @@ def _names_of(listed: object, path: Path) -> dict[int, str]:
     """Class number -> name, of a list or a mapping."""
     pairs = dict(enumerate(listed)) if isinstance(listed, list) else listed
     if not isinstance(pairs, dict) or not all(isinstance(k, int) and isinstance(v, str) for k, v in pairs.items()):
-        raise BadLabel(f"{path} has names {listed!r}", key=str(path), remedy="Write a list of names.")
+        raise BadLabel(f"{path} has names that are no texts", key=str(path), remedy="Write a list of names.")
     if twins := [name for name in pairs.values() if list(pairs.values()).count(name) > 1]:
         remedy = "Merge the classes, or name them differently."
         raise BadLabel(f"{path} names two classes {twins[0]!r}", key=str(path), remedy=remedy)
@@ -129,7 +129,7 @@ def _images(root: Path, places: object) -> Iterator[Path]:
             raise BadLabel(f"{place!r} is no path", key=str(root), remedy="Name directories or lists of paths.")
         found = root / place
         if found.suffix == ".txt":
-            yield from (root / line.strip() for line in found.read_text(encoding="utf-8").splitlines() if line.strip())
+            yield from (root / line.strip() for line in _lines(found) if line.strip())
         elif found.is_dir():
             yield from sorted(path for path in found.rglob("*") if path.suffix.lower() in SUFFIXES)
         else:
@@ -150,13 +150,27 @@ def _labels_of(image: Path) -> Path:
 
 
 def _read_labels(path: Path, labels: _Labels, size: tuple[int, int], bad: OnBad) -> Iterator[LabeledObject]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    try:
+        lines = _lines(path) if path.is_file() else []
+    except BadLabel as error:
+        bad(error)
+        return
     for number, line in enumerate(lines, start=1):
         try:
             if line.strip():
                 yield _labeled(line.split(), labels, size, f"{path}:{number}")
         except BadLabel as error:
             bad(error)
+
+
+def _lines(path: Path) -> list[str]:
+    """Errors: ``BadLabel``."""
+    try:
+        check_regular(path)
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"{path} cannot be read: {why_unreadable(error)}"
+        raise BadLabel(problem, key=str(path), remedy="Write a text file in UTF-8.") from error
 
 
 def _labeled(words: list[str], labels: _Labels, size: tuple[int, int], where: str) -> LabeledObject:
