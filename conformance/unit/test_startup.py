@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -154,6 +155,31 @@ def test_a_command_whose_reader_is_gone_goes_on_to_its_end(tmp_path, streams):
         getattr(process, name).close()
     assert process.wait(timeout=60) == 5
     assert (tmp_path / "end").read_text() == "whole"
+
+
+CLOSED = """
+import os, sys
+from rollmatch.startup import run_process
+
+def command():
+    with open(sys.argv[1], "w") as file:
+        os.write(1, b"as a library in C does")
+        os.write(2, b"as a library in C does")
+        print("x")
+        print("y", file=sys.stderr)
+        file.write("whole")
+    return 5
+
+run_process(command, with_traceback=False)
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_what_is_written_to_a_closed_stream(tmp_path, closed):
+    command = shlex.join([sys.executable, "-c", CLOSED, str(tmp_path / "end")])
+    process = subprocess.run(["bash", "-c", f"{command} {closed}"], capture_output=True, text=True, timeout=60)
+    assert (process.returncode, (tmp_path / "end").read_text()) == (5, "whole")
+    assert "Traceback" not in process.stderr
 
 
 FAILING = """

@@ -64,6 +64,7 @@ def run_process(command: Callable[[], int], *, with_traceback: bool) -> NoReturn
 
     An error that nobody has caught is 1, after its traceback; other ranks wait for the end of this one.
     """
+    open_closed_streams()
     sys.stdout, sys.stderr = lasting(sys.stdout), lasting(sys.stderr, kind=DiscreetText)
     try:
         leave(command())
@@ -75,6 +76,26 @@ def run_process(command: Callable[[], int], *, with_traceback: bool) -> NoReturn
     except FAILURES as error:
         sys.excepthook(type(error), error, error.__traceback__)  # torch's names the rank
         leave(1)
+
+
+def open_closed_streams() -> None:
+    """Open ``/dev/null`` where this process was started with a closed stdout or stderr (``>&-``).
+
+    Else the next file that is opened has their number, and gets what libraries and child processes write there.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(nothing, number)
+    if nothing > 2:
+        os.close(nothing)
+    sys.stdout, sys.stderr = sys.stdout or _text_of(1), sys.stderr or _text_of(2)
+
+
+def _text_of(number: int) -> TextIO:
+    return io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "wb", closefd=False)), encoding="utf-8")
 
 
 class _LastingFile(io.FileIO):

@@ -11,7 +11,7 @@ from rollmatch.errors import RollmatchError
 from rollmatch.serve.shutdown import Shutdown, kill_children
 from rollmatch.server.port import bind_http
 from rollmatch.server.settings import KEY_VARIABLE, check_exposure, settings_from_json
-from rollmatch.startup import DiscreetText, lasting, leave, loading
+from rollmatch.startup import DiscreetText, lasting, leave, loading, open_closed_streams
 
 
 def run(settings_json: str) -> int:
@@ -40,6 +40,7 @@ def end_at_once(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 
 if __name__ == "__main__":
+    open_closed_streams()
     sys.stdout, sys.stderr = lasting(sys.stdout, kind=DiscreetText), lasting(sys.stderr, kind=DiscreetText)
     # Some of vLLM's lines come before it reads the variable itself.
     logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "INFO"))
