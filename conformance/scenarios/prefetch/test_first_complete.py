@@ -1,5 +1,6 @@
 """Steps that learn from the groups that are complete first."""
 
+import json
 import random
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from conformance.doubles.late_groups import (
 from conformance.doubles.overlapped import ids_learnt
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import events
-from rollmatch.rollout.open_groups import OpenGroups
+from rollmatch.rollout.open_groups import GROUPS_FILE, OpenGroups
 
 WAIT_S = 60.0
 
@@ -129,10 +130,20 @@ def check_that_nothing_was_lost(folder):
     assert sorted(chain(*taken.values())) == all_groups()
 
 
+def left_in(groups, folder, *, step):
+    """What a checkpoint after ``step`` optimizer steps has left."""
+    groups.save(folder, step=step, rank=0)
+    stored = json.loads((folder / GROUPS_FILE.format(rank=0)).read_text())
+    return {(window, place) for window, places in stored["left"] for place in places}
+
+
 @pytest.mark.scenario(clauses=["prefetch/a-step-takes-the-first-complete-groups#1,2,3"])
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_is_slow_every_group_is_taken_once_and_in_time(seed):
-    """Windows of unequal sizes, and groups that become complete in any order, as late as the steps can wait."""
+def test_whatever_is_slow_every_group_is_taken_once_and_in_time(seed, tmp_path):
+    """Windows of unequal sizes, and groups that become complete in any order, as late as the steps can wait.
+
+    A checkpoint that is written in the midst of a step has the step's groups, one of its end has not.
+    """
     chance = random.Random(seed)
     lead, late, num = chance.randint(1, 4), chance.randint(1, 4), chance.randint(5, 30)
     sizes = [chance.choice((1, 4, 4, 4)) for _ in range(num)]
@@ -150,7 +161,10 @@ def test_whatever_is_slow_every_group_is_taken_once_and_in_time(seed):
             window, place = max(waits) if favour else chance.choice(waits)
             complete[window].add(place)
         assert len(chosen) == sizes[step]
+        left = left_in(groups, tmp_path, step=step)
         groups.take(step, chosen)
+        assert left_in(groups, tmp_path, step=step) == left
+        assert left_in(groups, tmp_path, step=step + 1) == left - set(chosen)
         taken |= dict.fromkeys(chosen, step)
     assert sorted(taken) == [(window, place) for window, size in enumerate(sizes) for place in range(size)]
     assert all(step <= max(0, window - lead) + lead + late for (window, _), step in taken.items())

@@ -1,5 +1,7 @@
 """Stock vLLM servers are paused, updated and resumed, whatever becomes of the update."""
 
+import threading
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from conformance.doubles.refusals import refused
 from conformance.doubles.stock_server import StockDouble
 from rollmatch.dialects.vllm.sender import StockSender
 from rollmatch.dialects.vllm.transports import PACKED, GlooTransport, NcclTransport
+from rollmatch.errors import LaunchError
 from rollmatch.weights.group_address import GroupAddress
 from rollmatch.weights.plan import Plan
 
@@ -46,6 +49,34 @@ def test_the_trainer_is_rank_0_of_one_group(start_sender):
     start_sender(*doubles).send(tensors_of(1).items(), version=1)
     assert [double.joined["rank_offset"] for double in doubles] == [1, 2]
     assert [double.joined["world_size"] for double in doubles] == [3, 3]
+
+
+class Sized(StockDouble):
+    """A server of several workers, which waits until all servers know their ranks, and opens no group."""
+
+    def __init__(self, size, all_know):
+        super().__init__()
+        self.size, self.all_know = size, all_know
+
+    def get_world_size(self, *_):
+        return {"world_size": self.size}
+
+    def init_weight_transfer_engine(self, body, _):
+        self.joined = body["init_info"]
+        self.all_know.wait()
+        raise LaunchError("opens no group", code="no-group", key="size", remedy="None.")
+
+
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#2"])
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 4, 2)])
+def test_workers_of_unequal_servers_have_ranks_of_their_own(start_sender, sizes):
+    all_know = threading.Barrier(len(sizes), timeout=20)
+    doubles = [Sized(size, all_know) for size in sizes]
+    with refused("server-refused"):
+        start_sender(*doubles).send(tensors_of(1).items(), version=1)
+    ranks = [double.joined["rank_offset"] + worker for double in doubles for worker in range(double.size)]
+    assert ranks == list(range(1, 1 + sum(sizes)))
+    assert {double.joined["world_size"] for double in doubles} == {1 + sum(sizes)}
 
 
 @pytest.mark.scenario(
