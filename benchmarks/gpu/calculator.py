@@ -62,8 +62,8 @@ PACE = {
         "training.gradient_accumulation_steps": 1,
     },
     "slots": 16,
-    "run_s": 150,
-    "ways": {"off": ({}, 60), "ahead": (late(2, 30), 200)},
+    "run_s": 125,
+    "ways": {"off": ({}, 60), "ahead": (late(6, 30), 200)},
     "seeds": (42,),
 }
 CURVE = {
