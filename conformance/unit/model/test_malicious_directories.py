@@ -76,6 +76,19 @@ def test_a_link_in_a_circle_is_no_model(tmp_path, capsys):
     assert "[model-directory-missing] model.model: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("key", "code"),
+    [
+        ("model.model", "model-directory-missing"),
+        ("model.adapter", "model-directory-missing"),
+        ("custom.train_jsonl", "data-file-missing"),
+    ],
+)
+def test_a_name_longer_than_any_file_has_is_that_of_none(key, code, capsys):
+    assert main(["check", "fixtures/arithmetic/grpo.yaml", "--set", f"{key}={'x' * 5000}"]) == 1
+    assert f"[{code}] {key}: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("fields", [{"hidden_size": -1}, {"num_hidden_layers": "x"}, {"num_attention_heads": 0}])
 def test_a_description_of_no_model_is_named(tmp_path, fields):
     found = shutil.copytree("fixtures/models/arithmetic", tmp_path / "model")

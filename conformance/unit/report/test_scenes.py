@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from conformance.doubles.page_outline import visible
 from conformance.doubles.runs import box, found, scene, write_image
 from rollmatch.report.detection import worst_cards, write_detection_page
 from rollmatch.report.evaluations import Evaluation
-from rollmatch.report.scenes import embed, make_cards, to_pixels
+from rollmatch.report.scenes import embed, image_path, make_cards, to_pixels
 
 NOWHERE = Path("no-such-run")
 
@@ -181,5 +182,7 @@ def test_what_is_no_image_is_none(tmp_path):
     cut.write_bytes(path.read_bytes()[:-60])
     text = tmp_path / "text.png"
     text.write_text("no image", encoding="utf-8")
-    assert [embed(one) for one in (cut, text, tmp_path / "none.png", tmp_path)] == [None] * 4
+    os.mkfifo(pipe := tmp_path / "pipe.png")
+    others = (tmp_path / "none.png", tmp_path, pipe, Path("/dev/zero"), image_path("x" * 5000, tmp_path))
+    assert [embed(one) for one in (cut, text, *others)] == [None] * 7
     assert embed(path) is not None

@@ -1,6 +1,7 @@
 """The files and directories that a tree names."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,9 +31,9 @@ def check_model(config: RunConfig) -> None:
 def _check_model(config: RunConfig) -> Iterator[ConfigError]:
     directory = Path(config.model.model)
     yield from _check_directory(directory, key="model.model")
-    if (directory / "config.json").is_file():
+    if os.path.isfile(directory / "config.json"):
         yield from _check_description(config, directory / "config.json")
-    if config.model.adapter is not None and not Path(config.model.adapter).is_dir():
+    if config.model.adapter is not None and not os.path.isdir(config.model.adapter):
         problem, remedy = f"{config.model.adapter} is not a directory", "Name the directory of an adapter of peft."
         yield ConfigError(problem, code="model-directory-missing", key="model.adapter", remedy=remedy)
 
@@ -44,7 +45,7 @@ def _check_teachers(config: RunConfig) -> Iterator[ConfigError]:
 
 
 def _check_directory(directory: Path, *, key: str) -> Iterator[ConfigError]:
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # of a name of any length
         remedy = "Name a directory, or the id of a model on the Hugging Face hub, such as organization/name."
         yield ConfigError(f"{directory} is not a directory", code="model-directory-missing", key=key, remedy=remedy)
         return
@@ -100,11 +101,11 @@ def _check_servers(config: RunConfig) -> Iterator[ConfigError]:
 def _check_data(config: RunConfig) -> Iterator[ConfigError]:
     for name in ("train_jsonl", "val_jsonl") if config.custom.dataset is None else ():
         given = getattr(config.custom, name)
-        if given is not None and not (path := Path(given)).is_file():
+        if given is not None and not os.path.isfile(path := Path(given)):
             remedy = "Name a JSONL file; relative paths start at the working directory."
             yield ConfigError(f"{path} is not a file", code="data-file-missing", key=f"custom.{name}", remedy=remedy)
     root = config.custom.image_root
-    if root is not None and not Path(root).is_dir():
+    if root is not None and not os.path.isdir(root):
         remedy = "Name a directory, or leave it out."
         yield ConfigError(
             f"{root} is not a directory", code="image-root-missing", key="custom.image_root", remedy=remedy

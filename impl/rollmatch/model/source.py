@@ -4,6 +4,7 @@ Hub ids are looked up in the cache first; HF_HUB_OFFLINE and the other variables
 """
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -69,10 +70,10 @@ def local_model(config: ModelConfig) -> ModelConfig:
     directory = local_directory(config.model, revision=config.revision, key="model.model")
     adapter = config.adapter and local_directory(config.adapter, revision=None, key="model.adapter")
     path = Path(directory) / ADAPTER_FILE
-    if adapter is None and path.is_file():
+    if adapter is None and os.path.isfile(path):
         base = _named_by_adapter(path, "base_model_name_or_path", key="model.model")
         directory, adapter = local_directory(base, revision=None, key="model.model"), directory
-    if adapter is not None and Path(adapter).is_dir():
+    if adapter is not None and os.path.isdir(adapter):
         _named_by_adapter(Path(adapter) / ADAPTER_FILE, "peft_type", key="model.adapter")
         _check_whole(Path(adapter))
     return config.model_copy(update={"model": directory, "adapter": adapter})
@@ -131,7 +132,7 @@ def local_directory(name: str, *, revision: str | None, key: str) -> str:
 
     Errors: ``model-directory-missing``.
     """
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return _checkpoint_of(Path(name))
     if not HUB_ID.fullmatch(name):
         return name

@@ -2,13 +2,14 @@
 
 import base64
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
-from rollmatch.data.image import rgb_of
+from rollmatch.data.image import check_regular, rgb_of
 from rollmatch.records import NUM_BINS, Geometry
 from rollmatch.report.evaluations import Evaluation, Outline, Prediction, Scene
 from rollmatch.report.numbers import finite
@@ -23,6 +24,7 @@ MAX_BYTES = 100_000
 def embed(path: Path) -> str | None:
     """A ``data:`` URL; None where there is no such file or it is no image, which the page says in its place."""
     try:
+        check_regular(path)
         raw = path.read_bytes()
         with Image.open(io.BytesIO(raw)) as image:
             image.load()  # a truncated file is found out here, not by the browser
@@ -107,7 +109,7 @@ def make_cards(before: Evaluation, after: Evaluation | None, *, run_dir: Path) -
 def image_path(image: str, run_dir: Path) -> Path:
     """As written if that exists, else inside the run directory."""
     path = Path(image)
-    return path if path.is_absolute() or path.is_file() else run_dir / path
+    return path if path.is_absolute() or os.path.isfile(path) else run_dir / path
 
 
 def to_pixels(bins: Sequence[int], *, width: int, height: int) -> list[tuple[float, float]]:

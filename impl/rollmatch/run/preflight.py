@@ -64,7 +64,7 @@ def load_checked(
     if all(error.key != "model.model" for error in errors):
         _collect(errors, partial(_check_tokenizer, config))
         _collect(errors, partial(check_weights, Path(config.model.model), key="model.model"))
-    if config.model.adapter is not None and Path(config.model.adapter).is_dir():
+    if config.model.adapter is not None and os.path.isdir(config.model.adapter):
         _collect(errors, partial(check_weights, Path(config.model.adapter), key="model.adapter"))
     _collect(errors, partial(_check_model_elsewhere, config))
     rewards: list[Reward] = []
@@ -77,7 +77,7 @@ def load_checked(
     splits: tuple[Split, Split] = ("train", "val")
     for split in splits:
         is_file = config.custom.dataset is None and (split == "train" or config.custom.is_evaluated)
-        if not is_file or Path(origin_of(config.custom, split)).is_file():
+        if not is_file or os.path.isfile(origin_of(config.custom, split)):
             _collect(errors, partial(_load_into, samples, config, split))
     if errors:
         raise ErrorList(errors)
