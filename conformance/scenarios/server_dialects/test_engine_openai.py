@@ -159,7 +159,7 @@ def test_choices_of_several_prompts_repeat_by_their_seed(client, server, base):
     prompts, num = [[5, 6], [7, 8, 9]], 18
     stops = {str(template_of().vocabulary.stop_id): 6.0}
     sampling = {"max_tokens": 60, "temperature": 1.0, "logit_bias": stops}
-    options = {"n": num, "seed": 3, "logprobs": 0, "extra_body": {"return_token_ids": True}}
+    options = {"n": num, "seed": 3, "logprobs": 0, "extra_body": {"return_token_ids": True, "prompt_logprobs": 1}}
     raw = client.completions.with_raw_response.create(model=str(MODEL), prompt=prompts, **options, **sampling)
     reply = raw.parse()
     assert [choice.index for choice in reply.choices] == [*range(2 * num)]
@@ -170,6 +170,8 @@ def test_choices_of_several_prompts_repeat_by_their_seed(client, server, base):
     for choice, (prompt_ids, ids, logprobs) in zip(reply.choices, expected, strict=True):
         assert (choice.prompt_token_ids, choice.token_ids) == (prompt_ids, ids)
         assert choice.logprobs.token_logprobs == pytest.approx(logprobs, abs=1e-5)
+        assert len(choice.prompt_logprobs) == len(prompt_ids)
+        assert all(str(each) in likely for each, likely in zip(prompt_ids[1:], choice.prompt_logprobs[1:], strict=True))
     lens = [len(choice.token_ids) for choice in reply.choices]
     assert any(max(lens[start + 16 : start + num]) < max(lens[start : start + 16]) for start in (0, num)), lens
 

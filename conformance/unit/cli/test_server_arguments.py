@@ -221,6 +221,18 @@ def test_the_default_address_is_loopback(monkeypatch):
     assert found == [("127.0.0.1", settings.port)]
 
 
+def test_the_engine_of_a_server_gets_what_the_configuration_says():
+    section = "custom.extra.rollout_matching.vllm"
+    given = {"enforce_eager": True, "max_num_seqs": 7, "max_num_batched_tokens": 4096}
+    words = [f"{section}.{name}={value}" for name, value in given.items()]
+    words += [f"{section}.kv_cache_memory_mib=96", "training.seed=5"]
+    words += ["custom.extra.rollout_server.vllm_gpu_memory_utilization=0.55"]
+    config = load_config(str(ROOT / "fixtures/digits/digits.yaml"), words)
+    found = rollout_server.make_settings(config, port=8000, replicas=1, on_gpu=True).engine_arguments
+    expected = given | {"kv_cache_memory_bytes": 96 * 2**20, "seed": 5, "gpu_memory_utilization": 0.55}
+    assert found.items() >= expected.items()
+
+
 @pytest.mark.parametrize("key", ["k", ""])
 def test_a_server_guards_itself_by_the_key_of_the_environment(monkeypatch, key):
     monkeypatch.setenv("ROLLMATCH_API_KEY", key)
