@@ -51,7 +51,8 @@ class SampledResponses:
 
     def held(self):
         """A call in a thread; inside, all responses have begun, and the engines stand still."""
-        return held(self.instance, self.write, num_tokens=100 * len(self.requests))  # a slow machine begins one by one
+        num = len(self.requests)
+        return held(self.instance, self.write, num_tokens=40 * num, num_running=num)
 
     def errors(self, rollouts, weights):
         """[responses, tokens] distance of each log-probability from transformers' by the weights of a policy.

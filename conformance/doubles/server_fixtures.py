@@ -166,16 +166,21 @@ def num_restarted(server):
 
 
 @contextmanager
-def held(instance, write, *, num_tokens=1):
+def held(instance, write, *, num_tokens=1, num_running=0):
     """A call in a thread; inside, its responses have so many tokens, and the engines stand still.
 
-    None has ended: on a busy machine some would have before others begin.
+    None has ended: on a busy machine some would have before others begin. ``num_running``: the tokens count from the
+    moment on at which the server has so many responses; one engine may have begun long before another.
     """
     engines, begun = instance.workers(), instance.server.health()["progress"]
-    call = in_thread(write)
+    call, are_there = in_thread(write), not num_running
 
     def have_begun():
-        has_enough = instance.server.health()["progress"] >= begun + num_tokens
+        nonlocal begun, are_there
+        health = instance.server.health()
+        if not are_there:
+            begun, are_there = health["progress"], health["running"] >= num_running
+        has_enough = are_there and health["progress"] >= begun + num_tokens
         assert has_enough or not call.done(), call.result()
         return has_enough
 

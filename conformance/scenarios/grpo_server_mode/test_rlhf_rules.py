@@ -19,7 +19,7 @@ NAMED = (*MODE, HOSTS, PORTS)
 URL = "rlhf.vllm_server_base_url"
 LAUNCHED = "custom.extra.rollout_server."
 COLOCATE = (*GRPO, "rlhf.use_vllm=true", "rlhf.vllm_mode=colocate")
-OTHER = '~.vllm.server={base_url: "http://c:1", group_port: 1}'
+OTHER = '~.vllm.server={base_url: "http://c:1", group_port: 2}'
 AUTO = ("~.vllm.sync.mode=auto", "~.vllm.enable_lora=true", "tuner.train_type=lora")
 OTHERS = (*GRPO, "~.vllm.mode=server", OTHER)
 
