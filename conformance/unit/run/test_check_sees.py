@@ -8,42 +8,10 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from conformance.doubles import wrong_rewards
 from conformance.doubles.digits import ROOT
 from rollmatch.cli.main import main
 
-MINE = """
-def needs_column(completions, solution, **columns):
-    return [1.0 for _ in completions]
-
-def needs_key(answer, sample):
-    return float(answer == sample.metadata["solution"])
-
-def forgets(answer, sample):
-    answer == "2"
-
-def one_for_all(completions, **columns):
-    return 1.0
-
-def one_for_two(completions, **columns):
-    return [1.0]
-
-def says(answer, sample):
-    return "good"
-
-def divides(answer, sample):
-    return float("nan")
-
-def counts(answer, sample):
-    raise ValueError("no number in " + answer)
-
-def right(answer, sample):
-    return float(answer == sample.metadata["answer"])
-
-def limits_time(answer, sample):
-    import signal
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    return 0.0
-"""
 GRPO = """
 model: {model: m}
 global_max_length: 64
@@ -67,7 +35,7 @@ def task(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(ROOT / "fixtures/models/arithmetic", "m")
-    (tmp_path / "my_rewards_51.py").write_text(MINE)
+    shutil.copy(wrong_rewards.__file__, tmp_path / "my_rewards_51.py")
     (tmp_path / "run.yaml").write_text(GRPO)
     (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "1 + 1 =", "metadata": {"answer": "2"}}) + "\n")
     return tmp_path

@@ -10,22 +10,10 @@ from typing import NamedTuple
 
 import pytest
 
+from conformance.doubles import wrong_rewards
 from conformance.doubles.digits import ROOT
 from rollmatch.cli.main import main
 
-REWARDS = """
-def right(answer, sample):
-    return float(answer == sample.metadata["answer"])
-
-def needs_column(completions, solution, **columns):
-    return [1.0 for _ in completions]
-
-def needs_key(answer, sample):
-    return float(answer == sample.metadata["solution"])
-
-def forgets(answer, sample):
-    answer == "2"
-"""
 CONFIG = """
 model: {model: m}
 global_max_length: 64
@@ -262,7 +250,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path) -> Path
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DISABLED"):
         monkeypatch.delenv(name, raising=False)
     shutil.copytree(model, "m")
-    for name, text in {"newcomer_rewards.py": REWARDS, "run.yaml": CONFIG, "train.jsonl": ROW}.items():
+    shutil.copy(wrong_rewards.__file__, "newcomer_rewards.py")
+    for name, text in {"run.yaml": CONFIG, "train.jsonl": ROW}.items():
         (tmp_path / name).write_text(text)
     return tmp_path
 
