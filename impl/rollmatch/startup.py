@@ -91,11 +91,8 @@ def open_closed_streams() -> None:
             os.dup2(nothing, number)
     if nothing > 2:
         os.close(nothing)
-    sys.stdout, sys.stderr = sys.stdout or _text_of(1), sys.stderr or _text_of(2)
-
-
-def _text_of(number: int) -> TextIO:
-    return io.TextIOWrapper(io.BufferedWriter(io.FileIO(number, "wb", closefd=False)), encoding="utf-8")
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for the whole process
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 class _LastingFile(io.FileIO):

@@ -109,21 +109,18 @@ def _check_enough(server: ServerConfig, addresses: Sequence[ServerAddress]) -> I
 def _check_distinct(server: ServerConfig, addresses: Sequence[ServerAddress]) -> Iterator[ConfigError]:
     urls = Counter(address.base_url for address in addresses)
     ports = Counter((address.group_host, address.group_port) for address in addresses)
+    port_key = f"{SERVER}.{_given_key(server, 'group_port')}"
     if twice := [url for url, count in urls.items() if count > 1]:
         problem, key = f"{twice[0]} is named {urls[twice[0]]} times", f"{SERVER}.{_given_key(server, 'base_url')}"
         yield ConfigError(problem, code="server-named-twice", key=key, remedy="Name each server once.")
     elif shared := [place for place, count in ports.items() if count > 1]:
         problem = f"{ports[shared[0]]} servers of {shared[0][0]} have port {shared[0][1]}"
         remedy = "Give each server of one machine a port of its own."
-        yield ConfigError(
-            problem, code="group-port-shared", key=f"{SERVER}.{_given_key(server, 'group_port')}", remedy=remedy
-        )
+        yield ConfigError(problem, code="group-port-shared", key=port_key, remedy=remedy)
     elif both := [one for one in addresses if (one.group_host, one.group_port) == _place_of(one.base_url)]:
         problem = f"is {both[0].group_port}, where {both[0].base_url} answers HTTP"
         remedy = f"Name another free port of that machine, such as {FIRST_GROUP_PORT}."
-        yield ConfigError(
-            problem, code="group-port-shared", key=f"{SERVER}.{_given_key(server, 'group_port')}", remedy=remedy
-        )
+        yield ConfigError(problem, code="group-port-shared", key=port_key, remedy=remedy)
 
 
 def _place_of(url: str) -> tuple[str | None, int | None]:

@@ -321,10 +321,11 @@ def _convert_batch(made: Imported, given: Mapping[str, object]) -> None:
     total = size * accumulation * fewer
     prompts, steps = (size // group, accumulation) if size % group == 0 else (1, total // group)
     made.keys |= {"training.per_device_train_batch_size": prompts, "training.gradient_accumulation_steps": steps}
-    if each := given.get("steps_per_generation"):
-        if _size(each, "steps_per_generation") % accumulation:
+    if given.get("steps_per_generation"):
+        each = _size(given["steps_per_generation"], "steps_per_generation")
+        if each % accumulation:
             made.left_out["steps_per_generation"] = "no whole number of optimizer steps"
-        made.keys[f"{GRPO}.steps_per_generation"] = max(1, _size(each, "steps_per_generation") // accumulation)
+        made.keys[f"{GRPO}.steps_per_generation"] = max(1, each // accumulation)
 
 
 def _fewer_processes(fewer: int, given: Mapping[str, object]) -> str:

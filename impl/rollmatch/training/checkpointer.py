@@ -72,10 +72,9 @@ class Checkpointer:
         """
         ranks = self.source.ranks
         saved_learner(self.arguments, ranks.learner_world_size).check(checkpoint)
-        for place, average in enumerate(self.averages):
-            with reading(checkpoint):
-                average.restore(checkpoint / AVERAGE_FILE.format(place=place))
         with reading(checkpoint):
+            for place, average in enumerate(self.averages):
+                average.restore(checkpoint / AVERAGE_FILE.format(place=place))
             restore_groups(self.groups, checkpoint, self.source.journal.path, step=step_of(checkpoint), rank=ranks.rank)
         if not self.has_packer_state:
             return None
