@@ -23,6 +23,7 @@ from rollmatch.errors import FAILURES, without_credentials
 
 UNNEEDED = ("sklearn", "datasets")
 """Transformers loads them where they are installed, for ways of decoding and training that are not ours: a second."""
+STREAMS = {1: "stdout", 2: "stderr"}
 _left_with: list[int] = []
 """Exit code, once ``leave`` was called."""
 
@@ -96,18 +97,22 @@ def open_closed_streams() -> None:
 
 
 class _LastingFile(io.FileIO):
-    """A descriptor that swallows everything once nobody reads it any more."""
+    """A descriptor that swallows everything once nobody reads it any more, or once it could not be written."""
 
     def write(self, data: Any, /) -> int:
-        """As ``FileIO``; a closed pipe or terminal becomes ``/dev/null``."""
+        """As ``FileIO``; a closed pipe or terminal becomes ``/dev/null``, a full disk does so after its error.
+
+        Raises:
+            OSError: once, with the descriptor's name, where its file cannot be written.
+        """
         try:
             return super().write(data)
         except OSError as error:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self.fileno())
+            os.close(nothing)
             if error.errno not in (errno.EPIPE, errno.EIO):
-                raise
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, self.fileno())
-        os.close(nothing)
+                raise OSError(error.errno, error.strerror, STREAMS.get(self.fileno())) from error
         return super().write(data)
 
 

@@ -298,7 +298,7 @@ def error_of_torch():
     ("make", "reason"),
     [
         (lambda: OSError(errno.ENOSPC, "", "out/x"), "out/x: cannot be written: No space left on device"),
-        (lambda: OSError(errno.EROFS, ""), "training.output_dir: cannot be written: Read-only file system"),
+        (lambda: OSError(errno.EROFS, ""), "the output directory: cannot be written: Read-only file system"),
         (lambda: SAFETENSORS, "No space left on device"),
         (error_of_torch, "full disk"),
     ],
@@ -307,6 +307,20 @@ def test_a_full_disk_is_a_named_error(make, reason):
     printed = format_error(storage_error(make()))
     assert "[storage-failed]" in printed
     assert reason in printed
+
+
+@pytest.mark.parametrize("outputs", [("stdout",), ("stdout", "stderr")])
+@pytest.mark.parametrize("words", [["schema"], ["check", "gone.yaml"]])
+def test_an_output_on_a_full_disk_ends_a_command_by_name(tmp_path, words, outputs):
+    """It was a traceback and exit code 120."""
+    files = {name: (tmp_path / name).open("w+") for name in ("stdout", "stderr")}
+    with open("/dev/full", "w") as full:
+        streams = files | dict.fromkeys(outputs, full)
+        done = subprocess.run([sys.executable, "-m", "rollmatch", *words], **streams, timeout=60, check=False)
+    assert done.returncode == 1
+    written = (tmp_path / "stderr").read_text()
+    assert "Traceback" not in written
+    assert ("[storage-failed] stdout: " in written) == (words == ["schema"] and outputs == ("stdout",))
 
 
 def test_errors_have_no_traceback_unless_it_is_wished(place, capsys, monkeypatch):

@@ -18,6 +18,6 @@ def storage_error(error: BaseException) -> LaunchError | None:
         reasons.append("torch could not write a file to its end, as on a full disk")
     if not reasons:
         return None
-    where = str(getattr(error, "filename", None) or "training.output_dir")
-    remedy = "Free space or name another disk; then continue from the last checkpoint with --resume."
+    where = str(getattr(error, "filename", None) or "the output directory")
+    remedy = "Free space or name another disk; a run continues from its last checkpoint with --resume."
     return LaunchError(f"cannot be written: {reasons[0]}", code="storage-failed", key=where, remedy=remedy)
