@@ -36,6 +36,13 @@ def away(handler, elsewhere):
     move(handler, elsewhere)
 
 
+def moved_without_end(handler, elsewhere):
+    """In a reply without end, to where the server does so again."""
+    move(handler, handler.path)
+    while True:
+        handler.wfile.write(b"1" * (1 << 16))
+
+
 def nested(handler, elsewhere):
     begin(handler)
     handler.wfile.write(b"[" * NESTED + b"]" * NESTED)

@@ -26,6 +26,13 @@ class Unbounded(requests.RequestException):
     """A reply has no end, or the server sends the caller elsewhere."""
 
 
+class Session(requests.Session):
+    """Follows no redirect. With ``allow_redirects=False``, requests would read the whole body of one, however long."""
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """None."""
+
+
 class Allowance:
     """What a run may still read. Unit: bytes."""
 
@@ -72,7 +79,7 @@ def fetch(
 ) -> Reply:
     """The whole reply, after one redirect at most, within ``timeout_s``. Errors: ``requests.RequestException``."""
     deadline, words = time.monotonic() + timeout_s, keywords | {"headers": {**AS_IT_IS, **headers}}
-    asked = in_thread(_fetch, session or requests, method, url, deadline, allowance, words)
+    asked = in_thread(_fetch, session or Session(), method, url, deadline, allowance, words)
     try:
         return asked.result(timeout=timeout_s + LATE_S)
     except (TimeoutError, urllib3.exceptions.TimeoutError):
@@ -100,7 +107,7 @@ def _follow(
 ) -> tuple[Reply, str]:
     """The reply, and where it leads; it is read only where it leads nowhere."""
     left_s = max(0.001, deadline - time.monotonic())
-    with session.request(method, url, timeout=left_s, stream=True, allow_redirects=False, **words) as answer:
+    with session.request(method, url, timeout=left_s, stream=True, **words) as answer:
         if answer.status_code in MOVED and "location" in answer.headers:
             return Reply(answer.status_code, b""), urljoin(url, answer.headers["location"])
         parts, size = [], 0

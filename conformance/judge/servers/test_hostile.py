@@ -7,14 +7,25 @@ from contextlib import suppress
 import pytest
 import requests
 
-from conformance.doubles.hostile import NESTED, around, away, begin, endless, nested, packed, slow, slow_head
+from conformance.doubles.hostile import (
+    NESTED,
+    around,
+    away,
+    begin,
+    endless,
+    moved_without_end,
+    nested,
+    packed,
+    slow,
+    slow_head,
+)
 from conformance.doubles.http_server import http_server, send
 from conformance.doubles.judge_wheel import judge
 from conformance.judge.servers.bounded import REPLY_BYTES, Allowance, Unbounded, fetch
 from conformance.judge.servers.dialects import DIALECTS
 
 ROUTES = DIALECTS["trl"]().routes
-HOSTILE = [endless, slow, slow_head, around, away, nested, packed]
+HOSTILE = [endless, slow, slow_head, around, away, moved_without_end, nested, packed]
 
 
 @pytest.fixture(params=HOSTILE)
@@ -40,7 +51,7 @@ def hostile(request):
         yield request.param, server.url, came
 
 
-OUTCOMES = {endless: Unbounded, around: Unbounded, away: Unbounded}
+OUTCOMES = dict.fromkeys((endless, around, away, moved_without_end), Unbounded)
 OUTCOMES |= dict.fromkeys((slow, slow_head), requests.ReadTimeout)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conformance.doubles.digits import scenes
+from conformance.doubles.hostile import moved_without_end
 from conformance.doubles.http_server import http_server
 from conformance.doubles.refusals import refused
 from conformance.judge.servers.bounded import in_thread
@@ -27,12 +28,12 @@ def host():
 
     def answer(handler):
         asked.append(handler.path)
-        moved = handler.path == "/moved.png"
-        handler.send_response(302 if moved else 200)
-        handler.send_header("Location", "/a.png")
-        handler.send_header("Content-Length", str(0 if moved else len(IMAGE)))
+        if handler.path == "/moved.png":
+            moved_without_end(handler, "/a.png")
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(IMAGE)))
         handler.end_headers()
-        handler.wfile.write(b"" if moved else IMAGE)
+        handler.wfile.write(IMAGE)
 
     with http_server(answer) as server:
         yield server.server_port, asked
@@ -81,9 +82,9 @@ def test_a_url_that_parsers_read_as_two_hosts_reaches_no_other_host(host):
 
 
 @pytest.mark.scenario(clauses=["rollout-server/images-come-from-where-the-operator-allows#4"])
-def test_a_redirect_is_not_followed(host):
+def test_a_redirect_is_neither_followed_nor_read(host):
     port, asked = host
-    with refused("image-unreadable", "image", problem="302"):
+    with refused("image-unreadable", "image", problem="307"):
         read(f"http://127.0.0.1:{port}/moved.png", ("127.0.0.1",))
     assert asked == ["/moved.png"]
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from conformance.doubles.hostile import begin, endless, nested, packed, slow, slow_head
+from conformance.doubles.hostile import around, away, begin, endless, moved_without_end, nested, packed, slow, slow_head
 from conformance.doubles.http_server import http_server, send
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import QUICK, RULES, prompts
@@ -17,7 +17,8 @@ from rollmatch.dialects.vllm.teacher import JudgedTokens, TeacherServer
 
 LIMIT_S, LATE_S = 1.0, 4.0
 CODES = {slow: "call-timeout", slow_head: "call-timeout", endless: "reply-malformed"}
-CODES |= dict.fromkeys((nested, packed), "reply-malformed")
+CODES |= dict.fromkeys((nested, packed, moved_without_end), "reply-malformed")
+CODES |= dict.fromkeys((around, away), "server-refused")
 JUDGED = JudgedTokens(token_ids=(1, 2), prompt_len=1)
 CALLS = {
     "get": lambda url: HttpServer(url).get("/health", timeout_s=LIMIT_S),
@@ -30,7 +31,7 @@ CALLS = {
 }
 
 
-def served(how):
+def served(how, elsewhere=""):
     """The URL's server does ``how`` to every call but those that name models."""
 
     def answer(handler):
@@ -40,7 +41,7 @@ def served(how):
                 begin(handler)
                 handler.wfile.write(b'{"data": [{"id": "m"}]}')
             else:
-                how(handler, "")
+                how(handler, elsewhere)
 
     return http_server(answer)
 
@@ -48,11 +49,13 @@ def served(how):
 @pytest.mark.parametrize("how", CODES)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_ends_by_name_in_its_own_time_and_size(call, how):
-    with served(how) as server:
+    asked = []
+    with http_server(lambda handler: asked.append(handler.path)) as other, served(how, other.url) as server:
         began = time.monotonic()
         with refused(CODES[how], server.url):
             CALLS[call](server.url)
         assert time.monotonic() - began < LATE_S
+    assert not asked
 
 
 def test_health_that_trickles_is_a_death():

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import msgspec
 import requests
@@ -42,6 +42,8 @@ CONNECT_TIMEOUT_S = 10.0
 CALL_HEADER = "x-call-id"
 """Header by which our server reports the progress of a call; the caller chooses its value."""
 JSON, MSGPACK = "application/json", "application/msgpack"
+MOVED = (requests.codes.temporary_redirect, requests.codes.permanent_redirect)
+"""The same call with its body at another place."""
 REPLY_S = 300.0
 REPLY_BYTES, TOKEN_BYTES = 64 << 20, 1 << 10
 """Longest reply, and what is added for each token that its call asks for."""
@@ -200,12 +202,12 @@ class HttpServer:
             headers["Content-Type"] = call.content_type
         limits = (CONNECT_TIMEOUT_S if timeout_s is None else min(CONNECT_TIMEOUT_S, timeout_s), timeout_s)
         limit, url = _TimeLimit(timeout_s, reply_s=self._reply_s), self.base_url + path
-        with limit, requests.Session() as session:
+        with limit, _StraightSession() as session:
             session.trust_env = not self._is_local  # a proxy of the environment cannot reach this machine
             for scheme in ("http://", "https://"):
                 session.mount(scheme, _LimitedAdapter(limit))
             try:
-                reply = session.request(call.method, url, data=call.data, headers=headers, timeout=limits, stream=True)
+                reply = _followed(partial(session.request, call.method, data=call.data, headers=headers), url, limits)
                 limit.reply_begins()
                 parts = reply.raw.stream(_CHUNK_BYTES, decode_content=False)
                 content = _joined(parts, most, self.base_url, path)
@@ -255,6 +257,13 @@ class _TimeLimit:
         for one in (*self._sockets, *(connection.sock for connection in self._connections)):
             with suppress(OSError, AttributeError):  # closed, or not open yet
                 one.shutdown(socket.SHUT_RDWR)
+
+
+class _StraightSession(requests.Session):
+    """Follows no redirect. With ``allow_redirects=False``, requests would read the whole body of one, however long."""
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """None."""
 
 
 class _LimitedAdapter(HTTPAdapter):
@@ -341,6 +350,17 @@ class PostCall:
         return _late(self._base_url, self._path, self._timeout_s) if limit.is_over else outcome
 
 
+def _followed(ask: Callable[..., requests.Response], url: str, limits: tuple[float, float | None]) -> requests.Response:
+    """The reply, after one redirect at most, as a router writes a route's last slash; none leads to another server."""
+    ask = partial(ask, timeout=limits, stream=True)
+    reply = ask(url)
+    target = urljoin(url, reply.headers.get("Location", ""))
+    if reply.status_code not in MOVED or urlsplit(target)[:2] != urlsplit(url)[:2]:
+        return reply
+    reply.close()
+    return ask(target)
+
+
 def _joined(parts: Iterable[bytes], most: int, base_url: str, path: str) -> bytes:
     """A reply of ``most`` bytes at most. Errors: ``ReplyMalformed``."""
     content = bytearray()
@@ -397,7 +417,9 @@ def _refusal(base_url: str, path: str, response: _RawReply) -> ServerRefused:
         error.item = body["item"] if isinstance(body.get("item"), int) else None
     else:
         text = response.start.strip()
-        error = ServerRefused(f"{base_url}{path} answered {response.status_code}: {text}", key=base_url)
+        place = response.headers.get("Location", "")[:_LONGEST_TEXT]
+        text, remedy = (f"redirected to {place}", "Name the server's own URL.") if place else (text, "")
+        error = ServerRefused(f"{base_url}{path} answered {response.status_code}: {text}", key=base_url, remedy=remedy)
     error.status = response.status_code
     return error
 

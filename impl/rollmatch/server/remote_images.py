@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from http import HTTPStatus
+from typing import Any
 
+import certifi
 import requests
+import urllib3
 from urllib3.util import parse_url
 
 from rollmatch.errors import kind_and_text
@@ -39,19 +42,19 @@ def fetch_image(url: str, domains: Sequence[str], *, max_bytes: int, item: int, 
 
 def _download(url: str, max_bytes: int) -> bytes | str:
     """In the process: what the URL holds, or what is wrong with it."""
+    words: dict[str, Any] = {"preload_content": False, "redirect": False, "retries": False, "timeout": _PAUSE_S}
     try:
-        with requests.Session() as session:
-            session.trust_env = False  # a proxy or credentials of this machine are not the caller's
-            reply = session.get(url, stream=True, allow_redirects=False, timeout=_PAUSE_S)
-            if reply.status_code != HTTPStatus.OK:
-                return f"the host answers {reply.status_code}"
+        # Not by requests: it reads the body of a redirect to its end, and takes proxies and keys of this machine.
+        with urllib3.PoolManager(ca_certs=certifi.where()) as pool, pool.request("GET", url, **words) as reply:
+            if reply.status != HTTPStatus.OK:
+                return f"the host answers {reply.status}"
             whole = bytearray()
-            for chunk in reply.iter_content(_CHUNK_BYTES):
+            for chunk in reply.stream(_CHUNK_BYTES):
                 whole += chunk
                 if len(whole) > max_bytes:
                     return f"has more than {max_bytes} bytes"
             return bytes(whole)
-    except (requests.RequestException, OSError) as error:
+    except (urllib3.exceptions.HTTPError, OSError) as error:
         return kind_and_text(error)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import requests
 from urllib3.util.connection import is_connection_dropped
 
-from conformance.judge.servers.bounded import in_thread
+from conformance.judge.servers.bounded import Session, in_thread
 from conformance.judge.servers.check import SHOULD, check
 from conformance.judge.servers.checks.generation import QUESTIONS, read
 from conformance.judge.servers.checks.liveness import LONG, judge_all_ok
@@ -164,7 +164,7 @@ def judge_hang_up(exchange: Exchange) -> str:
 
 def ask_keep_alive(talk: Talk) -> None:
     """Whether it is closed counts; the next call, which may open another, fails only if it comes at the same moment."""
-    with requests.Session() as session:
+    with Session() as session:
         talk.generate("bad", QUESTIONS[:1], max_tokens=-1, session=session)
         time.sleep(CLOSED_IN_S)
         talk.note("is_kept", _is_kept(session))

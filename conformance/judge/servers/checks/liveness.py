@@ -2,8 +2,7 @@
 
 from typing import Any
 
-import requests
-
+from conformance.judge.servers.bounded import Session
 from conformance.judge.servers.check import SHOULD, SIZE, check
 from conformance.judge.servers.exchange import Exchange
 from conformance.judge.servers.talk import Talk
@@ -176,10 +175,10 @@ def judge_version(exchange: Exchange) -> str:
 
 
 class _WithHeaders:
-    """``requests`` with other headers."""
+    """Calls with other headers."""
 
     def __init__(self, headers: dict[str, str]) -> None:
         self.headers = headers
 
     def request(self, method: str, url: str, **keywords: Any) -> Any:
-        return requests.request(method, url, **keywords | {"headers": self.headers})
+        return Session().request(method, url, **keywords | {"headers": self.headers})
