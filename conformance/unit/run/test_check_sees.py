@@ -149,7 +149,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused(task, capsys, monkeypat
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - free, free))
     code, printed = check(capsys)
     assert (code == 0) == fits
-    assert ("[disk-too-small] training.output_dir: a checkpoint needs" in printed.err) != fits
+    assert ("[disk-too-small] training.output_dir: a checkpoint needs 12.3MB, " in printed.err) != fits
 
 
 def test_answers_that_do_not_fit_are_refused_with_the_length_that_does(capsys, monkeypatch):

@@ -17,6 +17,7 @@ from rollmatch.config.training import TrainingConfig
 from rollmatch.errors import ConfigError, LaunchError, kind_and_text
 from rollmatch.model.policy import auto_class, check_adapter, count_weights, load_architecture, prepare
 from rollmatch.model.source import dtype_of
+from rollmatch.report.numbers import compact
 from rollmatch.rollout.adapter_proof import check_parts
 from rollmatch.run.machine import has_gpu
 
@@ -105,7 +106,7 @@ def check_disk(config: RunConfig, model: nn.Module) -> None:
     above = next(place for place in (output_dir, *output_dir.parents) if place.is_dir())
     needed, free = checkpoint_bytes(config, model), shutil.disk_usage(above).free
     if needed > free:
-        problem = f"a checkpoint needs {needed / 1e9:.1f} GB, {above} has {free / 1e9:.1f} GB left"
+        problem = f"a checkpoint needs {compact(needed)}B, {above} has {compact(free)}B left"
         remedy = "Free space, or name another disk."
         raise LaunchError(problem, code="disk-too-small", key="training.output_dir", remedy=remedy)
 

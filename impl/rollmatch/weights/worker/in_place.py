@@ -136,7 +136,7 @@ class InPlaceReceiver(Receiver):
         try:
             return {spec.name: self.group.scratch(spec.shape, spec.kind[0]) for spec in specs}
         except torch.OutOfMemoryError as error:
-            problem = f"no room for {sum(spec.num_bytes for spec in specs) / 1e9:.1f} GB beside the served weights"
+            problem = f"no room for {sum(spec.num_bytes for spec in specs) / 1e9:.3g} GB beside the served weights"
             other = ", or set sync.stage to false" if self.reload is None else ""
             remedy = f"Lower the server's vllm_gpu_memory_utilization{other}."
             raise SyncError(problem, code="no-room-to-stage", key="commit", remedy=remedy) from error
