@@ -23,6 +23,13 @@ def ids_of(count, *, length=1):
     return [[5] * length] * count
 
 
+def user(*content):
+    return {"role": "user", "content": content[0] if isinstance(content[0], str) else list(content)}
+
+
+SHOWN = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture(32, 32)}"}}
+
+
 @pytest.mark.parametrize(
     ("limits", "route", "over", "within"),
     [
@@ -59,6 +66,19 @@ def ids_of(count, *, length=1):
             native([[IMAGE, 5]] * 2, images=[picture(32, 32)]),
             native([[IMAGE, 5]], images=[picture(32, 32)]),
         ),
+        (
+            {"max_images_per_call": 1},
+            "/infer/",
+            {"infer_requests": [{"messages": [user(SHOWN, SHOWN)]}]},
+            {"infer_requests": [{"messages": [user(SHOWN)]}]},
+        ),
+        (
+            {"max_images_per_call": 1},
+            "/chat/",
+            {"messages": [[user(SHOWN)]] * 2},
+            {"messages": [[user(SHOWN)]]},
+        ),
+        ({"max_prompts_per_call": 1}, "/chat/", {"messages": [[user("a")]] * 2}, {"messages": [[user("a")]]}),
     ],
 )
 def test_a_call_above_a_limit_is_refused_and_one_at_it_served(served, limits, route, over, within):
@@ -94,10 +114,6 @@ def test_long_text_is_not_tokenised(served, monkeypatch, route):
     assert call(client, route, body)[:2] == (400, "prompt-too-long")
 
 
-def user(text):
-    return {"role": "user", "content": text}
-
-
 class Untouched:
     """A tokenizer that renders, but must not encode."""
 
@@ -115,11 +131,12 @@ def test_pixels_are_counted_before_they_are_decoded(served, monkeypatch):
     assert call(client, "/native/infer/", one) == (413, "image-too-large", "requests[0].images[0]")
 
 
-@pytest.mark.parametrize(("kind", "status"), [("PNG", 200), ("JPEG", 200), ("WEBP", 200), ("TIFF", 400), ("PPM", 400)])
-def test_only_listed_formats_are_decoded(served, kind, status):
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "ICO"])
+def test_only_listed_formats_are_decoded(served, kind):
     _, client = served()
     image = f"data:image/x;base64,{picture(32, 32, kind)}"
-    assert client.post("/native/infer/", json=native([[IMAGE, 5]], images=[image])).status_code == status
+    expected = (400, "image-unreadable") if kind in ("TIFF", "PPM", "ICO") else (200, None)
+    assert call(client, "/native/infer/", native([[IMAGE, 5]], images=[image]))[:2] == expected
 
 
 def test_a_pipe_below_a_root_is_no_image(start, tmp_path):
@@ -211,6 +228,16 @@ def test_pixels_are_counted_over_all_calls_while_their_images_are_in_memory():
     assert first.size == (64, 64)
     del first
     assert reader.read(picture(64, 63), reader.budget(), item=0, key="image").size == (64, 63)
+
+
+def test_a_call_with_an_image_waits_for_the_memory_of_another(served):
+    parts, client = served(max_decoded_pixels=6000)
+    body = native([[IMAGE, 5]], images=[picture(64, 64)])
+    assert call(client, "/native/infer/", body)[0] == 200
+    assert call(client, "/native/infer/", body)[:2] == (429, "server-busy")
+    for replica in parts.pool.replicas:
+        replica.generated.clear()  # what these engines remember, others have done with
+    assert call(client, "/native/infer/", body)[0] == 200
 
 
 @pytest.mark.parametrize(("spare", "returned"), [(0, (200, None)), (-1, (422, "call-too-large"))])

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from conformance.doubles.refusals import refused
 from conformance.doubles.request_bodies import IMAGE, call, picture
 from conformance.doubles.stand_in import PretendingReplica, commit
 from rollmatch.dialects.openai.answers import Endpoint
 from rollmatch.dialects.openai.bodies import ChatBody
-from rollmatch.dialects.openai.engine import CallNotes
+from rollmatch.dialects.openai.engine import CallNotes, PooledEngine, notes
 from rollmatch.server.engine_pool import EnginePool
 from rollmatch.server.failures import Refusal
 from rollmatch.server.prompts import EnginePrompt
@@ -31,6 +32,11 @@ def image(url):
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def user(text):
+    return {"role": "user", "content": text}
+
+
+TOP = chat(logprobs=True, max_completion_tokens=3)
 SMALL = image(f"data:image/png;base64,{picture(40, 30)}")
 FOREIGN = image("https://example.org/a.png")
 
@@ -138,6 +144,12 @@ def test_a_value_beyond_its_bound_is_refused_and_one_at_it_is_not(served, route,
     assert accepted[1] not in ("sampling-value-invalid", "body-invalid")
 
 
+CODES = {"max_waiting_responses": (429, "server-busy"), "max_text_bytes": (400, "prompt-too-long")}
+CODES |= {"max_body_bytes": (413, "body-too-large")}
+CODES |= dict.fromkeys(("max_pixels_per_image", "max_pixels_per_call"), (413, "image-too-large"))
+"""Limit -> status and code of what is above it, where it is no ``call-too-large``."""
+
+
 @pytest.mark.parametrize(
     ("limits", "route", "over", "within"),
     [
@@ -146,6 +158,9 @@ def test_a_value_beyond_its_bound_is_refused_and_one_at_it_is_not(served, route,
         ({"max_waiting_responses": 5}, COMPLETION, {"prompt": ["a", "b", "c"], "n": 2}, {"prompt": ["a", "b"], "n": 2}),
         ({"max_tokens_per_call": 3}, COMPLETION, {"prompt": [[5, 5], [5, 5]]}, {"prompt": [[5, 5], [5]]}),
         ({"max_text_bytes": 40}, COMPLETION, {"prompt": "a" * 41}, {"prompt": ["a" * 40, "b"]}),
+        ({"max_text_bytes": 40}, COMPLETION, {"prompt": "\u00e9" * 21}, {"prompt": "\u00e9" * 20}),
+        ({"max_text_bytes": 60}, CHAT, {"messages": [user("\u00e9" * 20)]}, {"messages": [user("e" * 20)]}),
+        ({"max_logprobs_per_call": 57}, CHAT, TOP | {"top_logprobs": 19}, TOP | {"top_logprobs": 18}),
         ({"max_text_bytes": 40}, CHAT, chat({"type": "text", "text": "a" * 41}), chat()),
         ({"max_text_bytes": 120}, CHAT, chat(chat_template_kwargs={"a": "b" * 120}), chat(SMALL)),
         ({"max_images_per_call": 1}, CHAT, chat(SMALL, SMALL), chat(SMALL)),
@@ -157,7 +172,8 @@ def test_a_value_beyond_its_bound_is_refused_and_one_at_it_is_not(served, route,
 def test_the_limits_of_the_other_dialects_hold(served, limits, route, over, within):
     _, client = served(**limits)
     status, code, _ = call(client, route, over)
-    assert 400 <= status < 500, code
+    (limit,) = limits
+    assert (status, code) == CODES.get(limit, (422, "call-too-large"))
     assert call(client, route, within) == PASSED
 
 
@@ -205,6 +221,19 @@ def test_only_what_was_given_reaches_vllm():
     assert body.for_vllm()["tools"] == tools
     (content,) = body.parts(["the image"])
     assert content == [{"type": "image_pil", "image_pil": "the image"}]
+
+
+def test_tokens_of_texts_are_counted_when_vllm_has_made_them(served):
+    """And before a response to any of them is generated."""
+    parts, _ = served(max_tokens_per_call=5)
+    renderer = SimpleNamespace(process_for_engine_async=None)
+    fields = dict.fromkeys(("vllm_config", "model_config", "input_processor"))
+    engine = PooledEngine(parts, SimpleNamespace(**fields, renderer=renderer))
+    notes.set(call_notes := CallNotes())
+    engine.generate({"prompt_token_ids": [5] * 5}, None, "0")
+    with refused("call-too-large", "prompt"):
+        engine.generate({"prompt_token_ids": [5]}, None, "1")
+    assert call_notes.error.code == "call-too-large"
 
 
 class StreamingReplica(PretendingReplica):

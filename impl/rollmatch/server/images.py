@@ -36,8 +36,9 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class PixelBudget:
-    """Pixels that the images of one call may still have together, and what has been decoded of them."""
+    """Images and pixels that one call may still have, and what has been decoded of them."""
 
+    images_left: int
     left: int
     bytes_left: int
     """Of downloads."""
@@ -62,7 +63,8 @@ class ImageReader:
 
     def budget(self) -> PixelBudget:
         """A new call's."""
-        return PixelBudget(self.limits.max_pixels_per_call, self.limits.max_body_bytes)
+        limits = self.limits
+        return PixelBudget(limits.max_images_per_call, limits.max_pixels_per_call, limits.max_body_bytes)
 
     async def beside(self, may_download: bool, work: Callable[..., _T], *arguments: object) -> _T:
         """Run work that reads images in a thread; downloads have threads of their own, so that they delay no others."""
@@ -80,6 +82,14 @@ class ImageReader:
             return known
         budget.decoded[value] = self._decode(value, budget, item=item, key=key)
         return budget.decoded[value]
+
+    def count_images(self, num: int, budget: PixelBudget, *, item: int, key: str) -> None:
+        """Count a prompt's images, those of its messages too, before one is read. Errors: ``Refusal``."""
+        budget.images_left -= num
+        if budget.images_left < 0:
+            problem = f"brings the call above {self.limits.max_images_per_call} images"
+            remedy = "Split the call, or raise custom.extra.rollout_server.limits.max_images_per_call."
+            raise Refusal(problem, code="call-too-large", key=key, remedy=remedy, item=item)
 
     def _decode(self, value: str | bytes, budget: PixelBudget, *, item: int, key: str) -> Image.Image:
         encoded = self._bytes_of(value, budget, item=item, key=key)

@@ -118,6 +118,7 @@ class PromptMaker:
             token_ids = unpack_ids(request.token_ids or b"").tolist()
             if request.may_be_expanded:
                 token_ids = self._unexpanded(token_ids, num_images=len(values))
+        self.reader.count_images(len(values), budget, item=item, key=f"{key}.images")
         self.check(token_ids, len(values), item=item, key=key)
         images = [
             self.reader.read(value, budget, item=item, key=f"{key}.images[{i}]") for i, value in enumerate(values)

@@ -303,16 +303,16 @@ class TokenBody(Payload):
 
 
 def text_size(value: object) -> int:
-    """Characters of all texts within a JSON value.
+    """Bytes of all texts within a JSON value.
 
-    >>> text_size({"a": ["bc", 1], "d": {"e": "fgh"}})
+    >>> text_size({"a": ["bc", 1], "d": {"e": "f\u00e9"}})
     8
     """
     size, left = 0, [value]
     while left:
         match left.pop():
             case str(text):
-                size += len(text)
+                size += len(text.encode())
             case dict(entries):
                 left += [*entries.keys(), *entries.values()]
             case list(entries):

@@ -15,6 +15,7 @@ from PIL import Image
 
 from rollmatch.errors import RollmatchError
 from rollmatch.server.failures import WorkerDead
+from rollmatch.server.generation import check_count
 from rollmatch.server.prompts import EnginePrompt
 from rollmatch.server.replica import dead
 from rollmatch.server.sampling import seeds_of
@@ -41,6 +42,8 @@ class CallNotes:
     versions: dict[int, int] = field(default_factory=dict)
     """Index of a prompt -> policy version of its responses; those that have begun."""
     num_prompts: int = 0
+    num_tokens: int = 0
+    """Of the prompts that are tokenised."""
     num_written: int = 0
     """Prompts whose responses are whole."""
     is_written: bool = False
@@ -89,9 +92,11 @@ class PooledEngine:
         """Responses to one prompt of the call that is being served. Errors: ``Refusal``."""
         call = notes.get()
         place, call.num_prompts = call.num_prompts, call.num_prompts + 1
+        call.num_tokens += len(prompt["prompt_token_ids"])
         images, call.images = call.images, []
         rendered = EnginePrompt(token_ids=prompt["prompt_token_ids"], images=images, expanded_len=0)
         try:
+            check_count(call.num_tokens, "max_tokens_per_call", self._server.settings.limits, key="prompt")
             self._server.prompts.check(rendered.token_ids, len(rendered.images), item=place, key=f"prompt[{place}]")
         except RollmatchError as error:
             call.error = error

@@ -42,7 +42,7 @@ def openai_routes(server: ServerState) -> APIRouter:
         check_json(request)
         body = await read_body(request, ChatBody)
         urls = image_urls(server, body.messages)
-        calls.check(body, [text_size(body.model_dump(exclude_none=True)) - sum(map(len, urls))])
+        calls.check(body, [text_size(body.model_dump(exclude_none=True)) - text_size(urls)])
         images = await calls.images_at(urls)
         parts = body.parts(Image.new("RGB", (1, 1)) for _ in images)
         return await calls.serve(request, body, (await calls.serving()).chat, parts=parts, images=images)
@@ -56,7 +56,7 @@ def openai_routes(server: ServerState) -> APIRouter:
         prompts = body.prompts()
         num_ids = sum(len(prompt) for prompt in prompts if isinstance(prompt, list))
         check_count(num_ids, "max_tokens_per_call", server.settings.limits, key="prompt")
-        calls.check(body, [len(prompt) if isinstance(prompt, str) else 0 for prompt in prompts])
+        calls.check(body, [text_size(prompt) if isinstance(prompt, str) else 0 for prompt in prompts])
         if body.prompt_logprobs is not None:
             longest_text = server.settings.max_model_len
             num_places = sum(len(prompt) if isinstance(prompt, list) else longest_text for prompt in prompts)
@@ -86,7 +86,7 @@ class OpenAICalls:
     def check(self, body: OpenAIBody, text_sizes: list[int]) -> None:
         """Count what the call requests, before anything is decoded or tokenised. Errors: ``Refusal``.
 
-        ``text_sizes``: characters of each prompt.
+        ``text_sizes``: bytes of each prompt.
         """
         limits, n = self.server.settings.limits, body.n or 1
         for count, name, key in (
