@@ -45,17 +45,11 @@ ASKED = [
     and check.check_id not in RECORDED_ONLY
     and (dialect == "swift" or check.check_id in OF_LEARNERS)
 ]
-COSTLY = {("native", "running-calls-survive-an-update")}
-COSTLY |= {
-    ("swift", name)
-    for name in (
-        *("every-tensor-is-updated", "a-second-update-is-as-exact", "an-update-may-come-in-small-parts"),
-        *("running-calls-survive-an-update", "max-tokens-is-the-limit", "temperature-is-applied"),
-        *("replies-in-order", "every-prompt-of-a-call-is-answered", "caches-forget-old-pictures"),
-    )
+EVERY_DAY = {
+    *("new-weights-are-served", "wrong-shape-is-rejected", "pictures-are-seen", "unknown-tensor-is-rejected"),
+    *("an-incomplete-update-is-rejected", "a-dead-learner-leaves-no-half-update", "greedy-equals-transformers"),
 }
-COSTLY |= {(dialect, name) for dialect in ("trl", "vllm") for name in OF_LEARNERS - {"new-weights-are-served"}}
-"""Four seconds and more of processor time: asked where ``wide`` tests run."""
+"""A second of processor time each; the rest is asked where ``wide`` tests run."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +67,7 @@ def policies(instance):
     ("dialect", "check"),
     [
         pytest.param(
-            name, check, id=f"{name}-{check.check_id}", marks=[pytest.mark.wide] * ((name, check.check_id) in COSTLY)
+            name, check, id=f"{name}-{check.check_id}", marks=[pytest.mark.wide] * (check.check_id not in EVERY_DAY)
         )
         for name, check in ASKED
     ],
