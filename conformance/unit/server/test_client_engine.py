@@ -28,7 +28,7 @@ def test_greedy_rollouts_follow_every_full_sync(backend, policies, scene_request
 
 
 @pytest.mark.scenario("weight-sync/greedy-output-follows-the-merged-model")
-def test_merged_adapters_of_the_vision_tower_too_arrive(backend, scene_requests):
+def test_greedy_output_follows_the_merged_model(backend, scene_requests):
     model = adapted(use_dora=True)
     backend.push(named_weights(model), version=backend.policy_version + 1)
     assert tokens_of(backend.generate(scene_requests, BRIEF)) == expected_of(merged_copy(model), scene_requests)

@@ -14,6 +14,9 @@ expect is refused, and then no machine moves::
                NONE -> GATHERING -----------> COMMITTING -> NONE    swift, trl and vllm, announced in chunks
                NONE -> DRAINING --> WRITING --------------> NONE    native, over the served weights
 
+An update is over where ``LOADED`` comes. That its bytes are all there is known elsewhere: ``chunked_update`` counts the
+tensors of swift and trl; vllm's learner calls ``finish``, a native one ``commit``.
+
 What an update carries (names, digests) is kept beside the states and forgotten when ``Incoming`` is back at ``NONE``.
 """
 
