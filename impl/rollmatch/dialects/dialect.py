@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
+from typing import Literal
 
 from rollmatch.dialects.http import CallTimeout, HttpReply, HttpServer, ReplyMalformed, ServerRefused
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
@@ -20,6 +21,8 @@ class Dialect(ABC):
     """Routes that only servers of this dialect have together."""
     answers_while_generating: bool
     """Whether the server's health is answered meanwhile."""
+    takes_chats: Literal["never", "with images", "always"]
+    """Which prompts it takes as chats, to which the server applies its template; all others are sent as ids."""
 
     def __init__(self, base_url: str) -> None:
         """``base_url`` names the server in errors."""

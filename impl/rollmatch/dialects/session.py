@@ -6,7 +6,7 @@ then the call is halved until the request that breaks it stands alone. A control
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypedDict
 
@@ -33,8 +33,9 @@ from rollmatch.dialects.watch import ServerDied, WatchRules, look, watched
 from rollmatch.errors import RolloutError
 from rollmatch.weights.group_address import MAX_WORLD_SIZE
 
-_KINDS: tuple[type[Dialect], ...] = (NativeDialect, SwiftDialect, TrlDialect, VllmDialect)
-DIALECTS = {kind.name: kind for kind in _KINDS}
+DIALECTS: Mapping[str, type[Dialect]] = {
+    kind.name: kind for kind in (NativeDialect, SwiftDialect, TrlDialect, VllmDialect)
+}
 """In this order: our own server speaks several, and the first one whose signs it shows is used."""
 SIGNS = {name: kind.signs for name, kind in DIALECTS.items()}
 GO_WITHOUT = (

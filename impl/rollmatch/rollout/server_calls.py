@@ -19,8 +19,6 @@ from rollmatch.rollout.retry import CallRules, Pause, ServerRestarted, call_with
 from rollmatch.rollout.work_items import Chunk
 
 LOG = logging.getLogger("rollmatch.rollout")
-CHAT_DIALECTS = ("swift", "vllm")
-"""vllm takes ids, too, for prompts without images."""
 OUT_OF_REACH = (TransportFailed, ServerUnreachable, ServerDied)
 """Failures of a call whose server may have been started again since."""
 
@@ -30,9 +28,8 @@ def check_spoken(server: RolloutServer, requests: Sequence[RolloutRequest], temp
 
     Errors: ``prefix-not-spoken``, ``tools-not-spoken``, ``prompt-not-spoken``.
     """
-    if server.dialect.name not in CHAT_DIALECTS:
-        return
-    requests = [request for request in requests if server.dialect.name == "swift" or request.sample.images]
+    takes = server.dialect.takes_chats
+    requests = [one for one in requests if takes == "always" or (takes == "with images" and one.sample.images)]
     problem = f"{server.base_url} speaks {server.dialect.name}, which accepts chats and not ids"
     remedy = "Serve with rollmatch serve, or trl vllm-serve."
     if any(request.prefix_token_ids for request in requests):

@@ -29,7 +29,6 @@ from rollmatch.rollout.adapter_proof import check_parts, prove_adapters
 from rollmatch.rollout.backend import Decoding, RolloutBackend
 from rollmatch.rollout.members import ServerMembers
 from rollmatch.rollout.retry import CallRules
-from rollmatch.rollout.server_calls import CHAT_DIALECTS
 from rollmatch.rollout.servers import VllmServerBackend
 from rollmatch.rollout.weight_sender import make_sender
 from rollmatch.run.joining import Admission, check_dialects, make_roster
@@ -127,7 +126,7 @@ def _check_dialects_of(config: RunConfig, servers: Sequence[RolloutServer]) -> N
 def _check_truncation(servers: Sequence[RolloutServer]) -> None:
     """A server that applies the chat template itself would see the whole prompt. Errors: ``prompt-not-truncated``."""
     for server in servers:
-        if server.dialect.name in CHAT_DIALECTS:
+        if server.dialect.takes_chats != "never":
             problem = f"is truncate_left, but {server.base_url} speaks {server.dialect.name}: chats, not ids"
             remedy = "Set it to skip, or serve with rollmatch serve or trl vllm-serve."
             raise ConfigError(problem, code="prompt-not-truncated", key="overlong", remedy=remedy)

@@ -21,6 +21,7 @@ class NativeDialect(Dialect):
     name = "native"
     signs = frozenset({"/native/infer", "/native/sync", "/native/communicator"})
     answers_while_generating = True
+    takes_chats = "never"
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """One call for all. Errors: ``ReplyMalformed``, ``reply-count-mismatch``."""

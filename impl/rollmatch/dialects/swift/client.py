@@ -24,6 +24,7 @@ class SwiftDialect(Dialect):
     name = "swift"
     signs = frozenset({"/infer", "/init_communicator", "/update_flattened_params"})
     answers_while_generating = False
+    takes_chats = "always"
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """One call for all. Errors: ``ReplyMalformed``, ``reply-count-mismatch``."""

@@ -21,6 +21,7 @@ class TrlDialect(Dialect):
     name = "trl"
     signs = frozenset({"/generate", "/init_communicator", "/update_named_param"})
     answers_while_generating = False
+    takes_chats = "never"
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """One call for all prompts that occur equally often. Errors: ``ReplyMalformed``, ``reply-count-mismatch``."""

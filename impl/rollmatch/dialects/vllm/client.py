@@ -25,6 +25,7 @@ class VllmDialect(Dialect):
     name = "vllm"
     signs = frozenset({"/v1/chat/completions", "/init_weight_transfer_engine", "/update_weights"})
     answers_while_generating = True
+    takes_chats = "with images"
 
     def exchange(self, post: Post, prompts: Sequence[Prompt], sampling: SamplingRules) -> list[Reply]:
         """A call each. Errors: ``ReplyMalformed``."""
