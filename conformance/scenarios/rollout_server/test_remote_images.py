@@ -17,6 +17,7 @@ from conformance.judge.servers.bounded import in_thread
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.errors import RollmatchError
 from rollmatch.server.images import ImageReader
+from rollmatch.server.workers import Workers
 
 IMAGE = Path(scenes()[0].images[0]).read_bytes()
 
@@ -27,7 +28,7 @@ def host():
     asked = []
 
     def answer(handler):
-        asked.append(handler.path)
+        asked.append(handler.path if "Authorization" not in handler.headers else "with credentials")
         if handler.path == "/moved.png":
             moved_without_end(handler, "/a.png")
         handler.send_response(200)
@@ -89,20 +90,41 @@ def test_a_redirect_is_neither_followed_nor_read(host):
     assert asked == ["/moved.png"]
 
 
+def in_environment(monkeypatch, **variables):
+    """Downloads begin in a process with these variables; one that has been started has those of its start."""
+    begin = f"import os; os.environ.pop('no_proxy', None); os.environ.update({variables!r})"
+    monkeypatch.setattr("rollmatch.server.remote_images._DOWNLOADS", Workers(1, begin=exec, arguments=(begin,)))
+
+
 def test_a_proxy_of_the_servers_environment_is_not_used(host, monkeypatch):
     port, asked = host
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
-    monkeypatch.delenv("no_proxy", raising=False)
+    in_environment(monkeypatch, **dict.fromkeys(("http_proxy", "HTTP_PROXY", "all_proxy"), f"http://127.0.0.1:{port}"))
     with refused("image-unreadable", "image"):
         read("http://allowed.invalid/a.png", ("allowed.invalid",))
     assert asked == []
+
+
+def test_credentials_of_the_servers_environment_are_not_sent(host, monkeypatch, tmp_path):
+    port, asked = host
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password sesame\n")
+    in_environment(monkeypatch, NETRC=str(tmp_path / "netrc"))
+    assert read(f"http://127.0.0.1:{port}/a.png", ("127.0.0.1",)).size[0] > 0
+    assert asked == ["/a.png"]
 
 
 def test_an_image_that_is_longer_than_a_body_may_be_is_refused(host):
     port, _ = host
     with refused("image-unreadable", "image", problem="more than 100 bytes"):
         read(f"http://127.0.0.1:{port}/a.png", ("127.0.0.1",), max_body_bytes=100)
+
+
+def test_the_images_of_a_call_are_together_as_long_as_a_body_may_be(host):
+    url, limits = f"http://127.0.0.1:{host[0]}", LimitsConfig(max_body_bytes=2 * len(IMAGE) - 1)
+    reader = ImageReader((), limits, domains=("127.0.0.1",))
+    budget = reader.budget()
+    reader.read(f"{url}/a.png", budget, item=0, key="image")
+    with refused("image-unreadable", "image", problem=f"more than {len(IMAGE) - 1} bytes"):
+        reader.read(f"{url}/b.png", budget, item=0, key="image")
 
 
 def test_a_host_that_trickles_is_given_up_in_time_and_delays_nobody(monkeypatch):

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -26,6 +27,7 @@ from rollmatch.launch.server_arguments import overrides_of
 from rollmatch.ranks import Ranks
 from rollmatch.run.connect import connect_servers
 from rollmatch.serve import process as server_process
+from rollmatch.server.settings import check_exposure
 
 FIVE = "--use_vllm_server --vllm_host localhost --vllm_server_port 8000 --vllm_group_port 22222"
 
@@ -241,11 +243,27 @@ def test_a_server_guards_itself_by_the_key_of_the_environment(monkeypatch, key):
     assert by_arguments.api_key == by_yaml.api_key == (key or None)
 
 
+def test_an_open_server_is_one_that_its_arguments_allow(monkeypatch):
+    monkeypatch.delenv("ROLLMATCH_API_KEY", raising=False)
+    section = "custom.extra.rollout_server"
+    words = [f"{section}.{pair}" for pair in ("host=0.0.0.0", "allow_no_key=true", "allowed_hosts=[node7]")]
+    config = load_config(str(ROOT / "fixtures/digits/digits.yaml"), words)
+    options = serve_options("--host 0.0.0.0 --allow-no-key --allowed-hosts node7")
+    for settings in (
+        vllm_serve.make_settings(options, on_gpu=False),
+        rollout_server.make_settings(config, port=8000, replicas=1, on_gpu=False),
+    ):
+        check_exposure(settings)
+        assert settings.allowed_hosts == ("node7",)
+        with refused("open-without-key", "host"):
+            check_exposure(replace(settings, allow_no_key=False))
+
+
 def test_what_the_server_s_own_arguments_default_to(monkeypatch):
     for name in ("VLLM_CPU_KVCACHE_SPACE_MIB", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     settings = vllm_serve.make_settings(serve_options(""), on_gpu=False)
-    assert (settings.max_model_len, settings.port, settings.world_size) == (4096, 8000, 1)
+    assert (settings.max_model_len, settings.host, settings.port, settings.world_size) == (4096, "127.0.0.1", 8000, 1)
     on_cpu = {"kv_cache_memory_bytes": 512 * 2**20, "enforce_eager": True}
     assert settings.engine_arguments == {"gpu_memory_utilization": 0.9} | on_cpu
     two = vllm_serve.make_settings(serve_options("--data-parallel-size 2"), on_gpu=True)

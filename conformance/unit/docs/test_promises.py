@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rollmatch.config.limits import LimitsConfig
+from rollmatch.dialects import http
+from rollmatch.rollout import retry
+from rollmatch.server import front, health, http_protocol, reading, remote_images, structures
+
 ROOT = Path(__file__).parents[3]
 PROMISE_NOTHING = (
     "group of the swift and trl dialects", "traffic", "a stranger at the port", "the clients themselves",
@@ -49,6 +54,36 @@ def test_every_line_and_paragraph_that_promises_names_a_test(page):
     assert len(promises) > 20
     for promise in filter(None, promises):
         assert "`test_" in promise or promise.startswith(PROMISE_NOTHING), promise
+
+
+MIB = 1 << 20
+FIGURES = {
+    "security.md": [
+        f"{remote_images.LONGEST_S:g} s an image",
+        f"A reply is at most {http.REPLY_BYTES // MIB} MiB, and {http.TOKEN_BYTES // 1024} KiB for each token",
+        f"| {front.MAX_HEAD_BYTES // 1024} KiB, and {http_protocol.FRAMING_PER_BYTE} bytes for each byte of a body",
+        f"| {reading.MAX_CONTAINERS:,}, and {reading.MAX_DEPTH} in each other",
+        f"`idle_timeout_s`, {http_protocol.MIN_BYTES_PER_S // 1024} KiB/s",
+        f"| {http_protocol.MIN_BYTES_PER_S // 1024} KiB/s after `idle_timeout_s` |",
+        f"within {structures.COMPILE_S:g} s and {structures._COMPILE_BYTES >> 30} GiB",
+        f"`max_waiting_logprobs` ({LimitsConfig().max_waiting_logprobs:,})",
+        f"`max_decoded_pixels` ({LimitsConfig().max_decoded_pixels:,})",
+        f"after {health.STALLED_S:g} s without an answer",
+        f"bodies above {reading.SMALL_BYTES // 1024} KiB",
+        f"limits on memory and time ({reading.READ_S:g} s)",
+        f"`max_buffered_bytes` ({LimitsConfig().max_buffered_bytes:,})",
+    ],
+    "failures.md": [
+        f"pauses of {retry.FIRST_WAIT_S:g} to {retry.LONGEST_WAIT_S:g} s",
+    ],
+}
+"""What pages say, as constants of the product have it."""
+
+
+@pytest.mark.parametrize("page", FIGURES)
+def test_figures_of_promises_are_those_of_the_product(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert [figure for figure in FIGURES[page] if figure not in text] == []
 
 
 def test_lines_without_a_test_are_found():

@@ -27,6 +27,7 @@ from rollmatch.server.settings import check_exposure, settings_from_json
         ({"origin": "http://evil.example"}, 403, "origin-refused"),
         ({"origin": "null"}, 403, "origin-refused"),
         ({"origin": "http://127.0.0.1:3000"}, 200, None),
+        ({"origin": "http://testserver"}, 200, None),  # one of allowed_hosts
         ({"content-type": "text/plain"}, 415, "content-type-refused"),
         ({"content-type": "application/x-www-form-urlencoded"}, 415, "content-type-refused"),
         ({"content-type": "application/json; charset=utf-8"}, 200, None),
@@ -45,7 +46,7 @@ def test_without_a_key_pages_of_other_sites_are_refused(served, headers, status,
 
 def test_with_a_key_any_host_name_is_good(start):
     _, _, client = start(api_key="secret")
-    sent = {"host": "node7", "authorization": "Bearer secret"}
+    sent = {"host": "node7", "origin": "http://evil.example", "authorization": "Bearer secret"}
     assert client.get("/get_world_size/", headers=sent).status_code == 200
     assert client.get("/get_world_size/", headers={"host": "node7"}).status_code == 401
 

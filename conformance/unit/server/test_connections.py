@@ -21,7 +21,7 @@ from conformance.judge.servers.bounded import in_thread
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.serve.app import make_app
 from rollmatch.server.connections import EndedServer, listen
-from rollmatch.server.health import health_of
+from rollmatch.server.health import STALLED_S, health_of
 from rollmatch.server.port import bind_http
 
 _JSON = b"POST /generate/ HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -183,11 +183,14 @@ def test_a_second_head_is_timed_as_well(serve):
 
 
 def test_a_head_without_end_is_cut(serve):
-    served = serve()
+    served, line = serve(), b"x-%d: " + b"y" * 1000 + b"\r\n"
+    whole = served.connect(WHOLE.removesuffix(b"\r\n") + b"".join(line % number for number in range(60)) + b"\r\n")
+    assert b"200 OK" in whole.recv(4096)
+    whole.close()
     connection = served.connect(b"GET /get_world_size/ HTTP/1.1\r\n")
     with contextlib.suppress(ConnectionError):
         for number in range(200):
-            connection.sendall(b"x-%d: " % number + b"y" * 1000 + b"\r\n")
+            connection.sendall(line % number)
             time.sleep(0.001)
     assert closed_after_s(connection) < 3
 
@@ -220,7 +223,8 @@ def test_more_calls_than_allowed_are_429_and_health_is_answered(serve):
     calls = [in_thread(requests.post, f"{served.url}/generate/", json={"prompts": [[5]]}) for _ in range(2)]
     while requests.get(f"{served.url}/health/", timeout=60).json()["running"] < 2:
         assert not any(call.done() for call in calls)
-    assert requests.get(f"{served.url}/get_world_size/", timeout=5).status_code == 429
+    refused = requests.get(f"{served.url}/get_world_size/", timeout=5)
+    assert (refused.status_code, refused.json()["code"]) == (429, "server-busy")
     assert requests.get(f"{served.url}/health/", timeout=5).status_code == 200
     assert [call.result().status_code for call in calls] == [200, 200]
     deadline = time.monotonic() + 60
@@ -229,22 +233,45 @@ def test_more_calls_than_allowed_are_429_and_health_is_answered(serve):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("first", [b"", BEGUN, WHOLE], ids=["silent", "slow body", "idle"])
-def test_connections_that_send_no_call_make_room_for_those_that_do(serve, first):
+@pytest.mark.parametrize(("first", "num"), [(b"", 160), (BEGUN, 40), (WHOLE, 40)], ids=["silent", "slow body", "idle"])
+def test_connections_that_send_no_call_make_room_for_those_that_do(serve, first, num):
     served = serve(max_connections=20)
-    slow = [served.connect(first) for _ in range(40)]
+    slow = [served.connect(first) for _ in range(num)]
     time.sleep(1.5)
     for _ in range(30):
         assert requests.get(f"{served.url}/get_world_size/", timeout=60).status_code == 200
+    assert closed_after_s(slow.pop(0)) < 3
     for connection in slow:
         connection.close()
 
 
-@pytest.mark.parametrize("part", [b"x: y\r\n" * 1000, b"x" * 6000], ids=["trailers", "one trailer"])
-def test_trailers_without_end_are_cut(serve, part):
+def test_the_connection_that_has_sent_the_least_makes_room(serve):
+    served = serve(max_connections=2)
+    most, least = served.connect(BEGUN + b" " * 10_000), served.connect(BEGUN)
+    time.sleep(1.5)
+    assert requests.get(f"{served.url}/get_world_size/", timeout=60).status_code == 200
+    assert closed_after_s(least) < 3
+    most.sendall(b" " * 39_998 + b"}")
+    assert b"422" in most.recv(4096), "it was read to its end"
+    most.close()
+
+
+BODY_BEGUN = CHUNKED + b"2\r\n{}\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "part"),
+    [
+        (BODY_BEGUN + b"0\r\n", b"x: y\r\n" * 1000),
+        (BODY_BEGUN + b"0\r\n", b"x" * 6000),
+        (BODY_BEGUN, b"1;e=" + b"x" * 60 + b"\r\n \r\n"),
+    ],
+    ids=["trailers", "one trailer", "sizes of chunks"],
+)
+def test_trailers_without_end_are_cut(serve, first, part):
     """They took 3 GB of memory in 9 s: neither a body's limit nor a head's counted them."""
     served = serve()
-    connection = served.connect(CHUNKED + b"2\r\n{}\r\n0\r\n")
+    connection = served.connect(first)
     sent = 0
     with contextlib.suppress(ConnectionError):
         while sent < 32 << 20:
@@ -271,9 +298,14 @@ def test_a_body_that_comes_too_slowly_is_408(serve):
             reply = connection.recv(4096)
     assert b"408" in reply
     assert time.monotonic() - began < 5
+    with contextlib.suppress(OSError):
+        reply += connection.recv(4096)
+    assert b'"body-too-slow"' in reply
 
 
-def test_a_caller_that_does_not_read_its_response_is_given_up(serve):
+@pytest.mark.parametrize("num_bytes", [0, 10])
+def test_a_caller_that_does_not_read_its_response_is_given_up(serve, num_bytes):
+    """Or that reads ``num_bytes`` of it 20 times a second."""
     served = serve(idle_timeout_s=0.3)
     served.parts.metrics.text = lambda: b"x" * (16 << 20)
     connection = served.connect(b"GET /metrics/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -281,14 +313,19 @@ def test_a_caller_that_does_not_read_its_response_is_given_up(serve):
     while served.connections():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+        if num_bytes:
+            connection.recv(num_bytes)
     connection.close()
 
 
-def test_health_is_answered_while_the_interpreter_lock_is_held(serve):
+@pytest.mark.parametrize(("stalled_s", "status"), [(STALLED_S, 200), (1.0, 503)])
+def test_health_is_answered_while_the_interpreter_lock_is_held(serve, stalled_s, status, monkeypatch):
     """pydantic and JSON decoders hold it for seconds; ``PyDLL`` does so on purpose."""
-    served = serve()
+    monkeypatch.setattr("rollmatch.server.connections.STALLED_S", stalled_s)
+    served, wait_s = serve(), 0 if status == 200 else 2.5
     asking = (
-        f"from requests import get; print('begun', flush=True); input(); print(get('{served.url}/health/', timeout=2))"
+        "import time; from requests import get; print('begun', flush=True); input(); "
+        f"time.sleep({wait_s}); reply = get('{served.url}/health/', timeout=2); print(reply, reply.json()['status'])"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     asker = subprocess.Popen([sys.executable, "-c", asking], **pipes)
@@ -297,7 +334,8 @@ def test_health_is_answered_while_the_interpreter_lock_is_held(serve):
     held = threading.Thread(target=ctypes.PyDLL(None).sleep, args=(4,))
     asker.stdin.flush()
     held.start()
-    assert asker.communicate(timeout=60)[0] == "<Response [200]>\n"
+    said = "ok" if status == 200 else "stalled"
+    assert asker.communicate(timeout=60)[0] == f"<Response [{status}]> {said}\n"
     held.join()
 
 

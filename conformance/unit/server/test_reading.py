@@ -119,6 +119,16 @@ def test_the_first_wrong_entry_ends_validation():
     assert MAX_CONTAINERS > 1000
 
 
+def test_a_body_that_takes_too_long_is_given_up(monkeypatch):
+    raw = msgspec.json.encode(tensors(3000))
+    monkeypatch.setattr("rollmatch.server.reading.READ_S", 0.001)
+    with pytest.raises(Refusal, match="takes longer than") as caught:
+        asyncio.run(read(many(b"tensors", MAX_CONTAINERS - 10), form(SyncRequest), max_bytes=MAX_BYTES))
+    assert caught.value.code == "call-too-large"
+    monkeypatch.undo()
+    assert asyncio.run(read(raw, form(SyncRequest), max_bytes=MAX_BYTES)).version == 1
+
+
 def test_a_process_that_dies_costs_its_call_only():
     raw = msgspec.json.encode(tensors(3000))
     asyncio.run(read(raw, form(SyncRequest), max_bytes=MAX_BYTES))
