@@ -119,9 +119,9 @@ def test_the_next_window_is_requested_while_all_steps_of_this_one_are_learnt(tmp
         "prefetch/grpo-requests-completions-a-window-ahead#2",
     ]
 )
-@pytest.mark.parametrize("done", [3, 4])
+@pytest.mark.parametrize("done", [1, 3, 4])
 def test_a_run_that_continues_requests_and_learns_what_it_would_have(windowed, tmp_path, done):
-    """From the middle of a window, and from its end, when the next one was under way and is lost."""
+    """From after the first or before the last step of a window, and from its end: the next one, under way, is lost."""
     whole, folder = windowed
     overrides = (*GRPO, *WINDOW)
     rest, _ = overlapped(tmp_path, "ahead", *overrides, max_staleness=4, lead=1, **SHALLOW)
