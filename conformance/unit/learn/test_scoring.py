@@ -89,22 +89,31 @@ def one_by_one(model, segment):
     return [rows[place - 1, ids[0, place]].item() for place in range(segment.prompt_len, len(ids[0]))]
 
 
+def dropping():
+    """A model that learns, with dropout."""
+    model = make_tiny_qwen3().train()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    return model
+
+
 LENGTHS = st.tuples(st.integers(1, 9), st.integers(1, 9))
 MODEL = make_tiny_qwen3()
 
 
-@pytest.mark.parametrize("model", [MODEL, Whole(MODEL)])
+@pytest.mark.parametrize("model", [MODEL, Whole(MODEL), dropping()])
 @given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 4))
 @settings(max_examples=40, deadline=None)
 def test_log_probabilities_do_not_depend_on_what_a_segment_is_padded_with(model, lengths, size):
-    """Prompts and targets of any lengths, in any order; also by a model that makes all logits."""
-    ids = random.Random(len(lengths))
+    """Prompts and targets of any lengths, in any order; also by a model that makes all logits, or that learns."""
+    ids, was_learning = random.Random(len(lengths)), model.training
     segments = [
         segment_with(tuple(ids.choices(range(100), k=prompt + target)), prompt_len=prompt) for prompt, target in lengths
     ]
     found = score_segments(
         model, segments, lambda sample: NO_IMAGES, logprobs=logprobs_of, size=PassSize(segments=size)
     )
+    assert model.training == was_learning
     with torch.no_grad():
         for segment, ours in zip(segments, found, strict=True):
             assert ours == pytest.approx(one_by_one(MODEL, segment), abs=TOLERANCE)
