@@ -70,7 +70,7 @@ def check_text(ours: Vocabulary, theirs) -> None:
 def check_joint(ours: Vocabulary, form: str) -> None:
     """An answer of any length, cut anywhere, is continued in the tokenizer's own ids.
 
-    No token with a number or a word of the answer is written again.
+    No token with a number or a word of the answer is written again; the tokens of descriptions hold these.
     """
     written = ANSWER_FORMATS[form]
     for num_found, num_missed in ((0, 1), (1, 0), (1, 1), (2, 1), (3, 2)):
@@ -83,6 +83,8 @@ def check_joint(ours: Vocabulary, form: str) -> None:
             assert ours.decode(ids).decode() == parsed.prefix_text + tail.text
             assert ids == ours.encode_bytes(ours.decode(ids))
             assert not any(character.isalnum() for character in ours.decode(again).decode())
+            descs = ours.decode(tail.token_ids[place] for place in tail.desc_positions)
+            assert all(each.desc.encode() in descs for each in OBJECTS[:num_missed])
 
 
 def check_tools(template: Template) -> None:
