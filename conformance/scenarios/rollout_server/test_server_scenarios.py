@@ -116,16 +116,17 @@ def test_an_empty_call_generates_nothing(start):
 
 @pytest.mark.scenario("rollout-server/a-caller-that-hangs-up-frees-the-engine")
 def test_a_caller_that_leaves_frees_the_engine():
-    async def run():
+    async def leave(*, after_s):
         pool = pool_of(2, delay_s=5)
         call = asyncio.create_task(pool.generate_all(requests_for_ids(*range(10, 18))))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(after_s)
         assert pool.num_running == 8
         call.cancel()
         await asyncio.sleep(0.2)
         return pool.num_running, [replica.ended for replica in pool.replicas]
 
-    assert asyncio.run(run()) == (0, [4, 4])
+    assert asyncio.run(leave(after_s=0.05)) == (0, [4, 4])
+    assert asyncio.run(leave(after_s=0)) == (0, [0, 0]), "while its first request is handed to a replica"
 
 
 @pytest.mark.scenario("rollout-server/two-by-three-workers", clauses=["rollout-server/the-server-returns-its-size#1"])
