@@ -1,7 +1,7 @@
 """Segments that wait for a row: each is learnt from once, and one that fits no row stops the run."""
 
-import dataclasses
 import shutil
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -10,8 +10,11 @@ from conformance.doubles.digits import scenes
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import KEPT, events, make_trainer, step_between, trained, weights_of
 from rollmatch.dialects.watch import ServerDied
+from rollmatch.ranks import Ranks
 from rollmatch.records import Segment
-from rollmatch.training.packer_state import forget_versions
+from rollmatch.rollout.open_groups import OpenGroups
+from rollmatch.training.checkpointer import saved_learner
+from rollmatch.training.packer_state import PackerState, forget_versions, write_packer_state
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
 NARROW = ("training.packing=true", "training.packing_drop_last=true", "global_max_length=330", "training.max_steps=3")
@@ -59,6 +62,17 @@ def test_the_last_step_takes_all_that_waits_unless_they_are_to_be_dropped(tmp_pa
     assert flushed.state.global_step == 3
 
 
+def test_rows_beyond_the_micro_batches_are_learnt_from(tmp_path):
+    """The last step takes all that waits, in more than its one row: it learns what a padded batch does."""
+    settings = (BRIEF, "global_max_length=330")
+    (trainer, step), (_, whole) = (
+        trained(tmp_path / packing, *settings, f"training.packing={packing}", is_shallow=True)
+        for packing in ("true", "false")
+    )
+    assert events(trainer, "packed")[0]["rows"] > 1
+    assert (step - whole).norm() < 1e-4 * whole.norm()
+
+
 def longest_segment(folder):
     trainer, _ = trained(folder, "training.packing=true", BRIEF, is_shallow=True)
     return max(segment.encoded_len for batch in trainer.report.batches for segment in batch.segments)
@@ -68,7 +82,7 @@ def test_a_segment_longer_than_a_row_stops_the_run_and_leaves_the_buffer_as_it_w
     longest = longest_segment(tmp_path / "free")
     overrides = ("training.packing=true", BRIEF)
     trainer = make_trainer(tmp_path / "tight", *overrides, f"global_max_length={longest - 1}", is_shallow=True)
-    waiting = dataclasses.replace(a_segment(trainer), sample=scenes("train")[7])
+    waiting = replace(a_segment(trainer), sample=scenes("train")[7])
     trainer.learner.batcher.packer.add([waiting])
     before = weights_of(trainer.model)
     with refused("segment-too-long") as caught:
@@ -136,6 +150,24 @@ def test_a_checkpoint_brings_the_waiting_segments_back(narrow, checkpoint_of, tm
     packer, waiting = trainer.learner.batcher.packer, forget_versions(narrow.learner.batcher.packer.state())
     assert packer.state() == list(waiting) != []
     assert packer.pop_row().segments[0] == waiting[0]
+
+
+def test_each_rank_gets_back_what_was_left_on_it(narrow, checkpoint_of, tmp_path):
+    """Segments that wait for a row, and groups that no step has taken."""
+    trainer = make_trainer(tmp_path, *NARROW, samples=scenes("train")[:12])
+    packer, waiting = trainer.learner.batcher.packer, forget_versions(narrow.learner.batcher.packer.state())
+    saved_learner(trainer.args, 2).write(checkpoint_of)
+    for rank in (0, 1):
+        write_packer_state(checkpoint_of, PackerState(waiting=waiting[rank:]), rank=rank)
+        groups = OpenGroups(lead=1, max_staleness=2)
+        groups.open(3, rank + 1)
+        groups.save(checkpoint_of, step=3, rank=rank)
+    for rank in (0, 1):
+        groups = OpenGroups(lead=1, max_staleness=2)
+        source = replace(trainer.source, ranks=Ranks(rank=rank, learner_world_size=2))
+        replace(trainer.checkpointer, source=source, groups=groups).restore(checkpoint_of)
+        assert packer.state() == list(waiting[rank:]) != []
+        assert groups.left == {3: [*range(rank + 1)]}
 
 
 def test_a_step_that_fails_half_way_leaves_what_waited_before_it(tmp_path, monkeypatch):
