@@ -74,6 +74,18 @@ def test_an_adapter_on_a_base_in_half_precision_is_merged_wide_and_rounded_once(
     card = (tmp_path / "half/README.md").read_text()
     assert said in card
     assert "Merging rounds: answers near a tie may differ" in card
+    check_a_second_adapter(tmp_path, run / "checkpoint-2")
+
+
+def check_a_second_adapter(folder, first):
+    """What was rounded before it was trained on stays so: a base stored in float32, and an adapter merged into it."""
+    half = ("model.torch_dtype=bfloat16", f"model.model={folder / 'whole'}", f"model.adapter={first}")
+    run = train(folder / "second", *LORA, *half)
+    base = AutoModelForImageTextToText.from_pretrained(folder / "whole", dtype=torch.bfloat16)
+    trained_on = PeftModel.from_pretrained(base, first).merge_and_unload().float()
+    by_peft = PeftModel.from_pretrained(trained_on, run / "checkpoint-2").merge_and_unload().state_dict()
+    found = exported(run, folder / "both")
+    assert all(torch.allclose(found[name], by_peft[name], rtol=0, atol=1e-6) for name in found)
 
 
 @pytest.mark.scenario(clauses=["observability/an-export-says-what-it-keeps#2"])

@@ -63,7 +63,10 @@ def export(options: argparse.Namespace) -> None:
         of_base = dtype_of(base) if config.model.torch_dtype == "auto" else config.model.torch_dtype
         made = [f"{config.tuner.train_type} fine-tuning, {checkpoint.name}, adapter as trained on a base in {of_base}"]
     else:
-        kept = write_weights(load_trained(_wide(config), checkpoint), partial, dtype, base=base)
+        trained = load_trained(config, checkpoint)
+        if config.tuner.train_type == "lora":
+            trained = trained.float()  # sums of the weights as they were trained and adapters, rounded once
+        kept = write_weights(trained, partial, dtype, base=base)
         _write_config(partial, dtype)
         made = [f"{config.tuner.train_type} fine-tuning, {checkpoint.name}, {dtype}", *kept.sentences(dtype)]
         if config.tuner.train_type == "lora":
@@ -125,16 +128,6 @@ def write_processor(base: Path, out: Path, settings: Mapping[str, object]) -> No
             (out / name).unlink(missing_ok=True)
             if (Path(folder) / name).is_file():
                 shutil.copy(Path(folder) / name, out / name)
-
-
-def _wide(config: RunConfig) -> RunConfig:
-    """For sums of weights and adapters in float32, which are rounded once, when they are written.
-
-    An adapter that the run merged before training was rounded then, so that model keeps its precision.
-    """
-    if config.model.adapter is not None and config.model.adapter_start == "merge":
-        return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"torch_dtype": "float32"})})
 
 
 def load_trained(config: RunConfig, checkpoint: Path) -> "nn.Module":
