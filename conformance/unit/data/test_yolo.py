@@ -12,18 +12,24 @@ from rollmatch.data.formats.yolo import read_yolo, write_yolo
 
 
 def test_yolo_reads_boxes_outlines_and_images_without_labels(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / "images" / "train").mkdir(parents=True, exist_ok=True)
+    """Also in directories below that of the split, and in linked ones; no hidden files."""
+    (tmp_path / "elsewhere" / "two").mkdir(parents=True)
+    (tmp_path / "images" / "train").mkdir(parents=True)
+    (tmp_path / "images" / "train" / "one").symlink_to(tmp_path / "elsewhere")
+    for name in ("a", "b", "one/c", "one/two/d"):
         Image.new("RGB", (100, 200)).save(tmp_path / "images" / "train" / f"{name}.png")
-    (tmp_path / "labels" / "train").mkdir(parents=True)
+    (tmp_path / "images" / "train" / "._a.png").touch()
+    (tmp_path / "labels" / "train" / "one" / "two").mkdir(parents=True)
     (tmp_path / "labels" / "train" / "a.txt").write_text("0 0.5 0.5 0.2 0.1\n\n1 0.1 0.1 0.3 0.1 0.2 0.4\n")
+    (tmp_path / "labels" / "train" / "one" / "two" / "d.txt").write_text("1 0.5 0.5 0.2 0.1\n")
     (tmp_path / "data.yaml").write_text("path: .\ntrain: images/train\nnames: [cat, dog]\n")
-    first, second = read_yolo(tmp_path / "data.yaml", "train")
+    first, second, third, fourth = read_yolo(tmp_path / "data.yaml", "train")
     assert [(one.desc, one.box) for one in first.objects] == [
         ("cat", pytest.approx((40, 90, 60, 110))),
         ("dog", pytest.approx((10, 20, 30, 80))),
     ]
-    assert second.objects == ()
+    assert second.objects == third.objects == ()
+    assert [one.desc for one in fourth.objects] == ["dog"]
 
 
 POSE = "0 0.5 0.5 0.2 0.4 0.1 0.1 2 0.9 0.9 2"

@@ -7,6 +7,7 @@ keypoints follow each box, and are left out. Source: Ultralytics' formats.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ class _WithoutTwins(yaml.SafeLoader):
 
 
 def _images(root: Path, places: object) -> Iterator[Path]:
-    """The image files that a split names: directories, or lists of paths."""
+    """The image files that a split names: directories, with all below them, or lists of paths."""
     for place in places if isinstance(places, list) else [places]:
         if not isinstance(place, str):
             raise BadLabel(f"{place!r} is no path", key=str(root), remedy="Name directories or lists of paths.")
@@ -131,7 +132,8 @@ def _images(root: Path, places: object) -> Iterator[Path]:
         if found.suffix == ".txt":
             yield from (root / line.strip() for line in _lines(found) if line.strip())
         elif found.is_dir():
-            yield from sorted(path for path in found.rglob("*") if path.suffix.lower() in SUFFIXES)
+            below = (found / name for name in glob("**", root_dir=found, recursive=True))  # through links; none hidden
+            yield from sorted(path for path in below if path.suffix.lower() in SUFFIXES)
         else:
             raise BadLabel(f"{found} is neither a directory nor a list", key=str(found), remedy="Correct data.yaml.")
 
