@@ -118,11 +118,24 @@ def test_a_dry_run_prints_torchrun_and_the_gpus_and_starts_nothing(capsys, tmp_p
 
 
 KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+SIGNALLED = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+os.kill(os.getppid(), signal.SIGTERM)
+signal.sigwait([signal.SIGTERM])
+raise SystemExit(%d)
+"""
+"""Has its launcher stopped, and ends when the signal has been passed on."""
 
 
 @pytest.mark.scenario(clauses=["launchers/several-learner-gpus-mean-several-learner-processes#3"])
 @pytest.mark.parametrize(
-    ("code", "expected"), [("raise SystemExit(3)", 3), ("raise SystemExit(0)", 0), (KILL, 128 + signal.SIGKILL)]
+    ("code", "expected"),
+    [
+        *(("raise SystemExit(3)", 3), ("raise SystemExit(0)", 0), (KILL, 128 + signal.SIGKILL)),
+        *((SIGNALLED % 0, 0), (SIGNALLED % 3, 128 + signal.SIGTERM)),
+    ],
+    ids=["failed", "finished", "killed", "finished in spite of a signal", "ended by a signal"],
 )
 def test_a_launcher_ends_with_its_childs_code(code, expected):
     assert run_child([sys.executable, "-c", code], {}) == expected
