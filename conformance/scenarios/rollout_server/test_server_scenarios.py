@@ -231,6 +231,7 @@ def test_tools_of_a_chat_reach_the_template(start, monkeypatch):
 
 GIVEN = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.75, "top_k": 9, "min_p": 0.25, "repetition_penalty": 1.5}
 GIVEN_TO_SWIFT = GIVEN | {"presence_penalty": 0.5, "frequency_penalty": -0.5}
+RATHER = {"max_tokens": 5, "temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.125, "repetition_penalty": 1.25}
 FURTHER = {"min_tokens": 2, "ignore_eos": True, "stop_token_ids": [3], "logit_bias": {4: -1.0}, "presence_penalty": 0.5}
 SWIFT = {"infer_requests": [{"prompt_token_ids": [5]}]}
 WHOLE = {"max_tokens": 63, "temperature": 1.0}
@@ -243,6 +244,7 @@ WHOLE = {"max_tokens": 63, "temperature": 1.0}
     [
         ("/generate/", {"prompts": [[5]]}, {"max_tokens": 16, "temperature": 1.0, "logprobs": True}),
         ("/generate/", {"prompts": [[5]], "logprobs": None, "generation_kwargs": FURTHER, **GIVEN}, GIVEN | FURTHER),
+        ("/generate/", {"prompts": [[5]], "logprobs": None, "generation_kwargs": RATHER, **GIVEN}, RATHER),
         ("/infer/", SWIFT, WHOLE),
         ("/infer/", SWIFT | {"request_config": GIVEN_TO_SWIFT}, GIVEN_TO_SWIFT),
         ("/inference/v1/generate/", {"token_ids": [5]}, WHOLE),

@@ -36,7 +36,7 @@ def user(text):
     return {"role": "user", "content": text}
 
 
-TOP = chat(logprobs=True, max_completion_tokens=3)
+TOP = chat(logprobs=True, max_tokens=9, max_completion_tokens=3)
 SMALL = image(f"data:image/png;base64,{picture(40, 30)}")
 FOREIGN = image("https://example.org/a.png")
 
