@@ -63,8 +63,8 @@ def test_the_engine_continues_where_a_response_was_cut(engine_backend, sdpa_mode
     check(engine_backend, requests_16[:2], greedy_16[:2])
 
 
-def prompt(ids, seed=5, **fields):
-    return Prompt(request_id=str(seed), prompt_token_ids=ids, messages=(), images=(), seed=seed, **fields)
+def prompt(ids, seed=5, images=(), **fields):
+    return Prompt(request_id=str(seed), prompt_token_ids=ids, messages=(), images=images, seed=seed, **fields)
 
 
 def test_native_sends_each_request_its_own_limit():
@@ -88,6 +88,8 @@ def test_trl_gets_copies_of_a_prompt_as_so_many_completions():
         (1, 40), (2, 40), (1, 41), (3, 40), (1, 42), (2, 41),
     ]  # fmt: skip
     assert [(body["prompts"], body["n"]) for body in bodies] == [([[1]], 3), ([[2]], 2), ([[3]], 1)]
+    seen = [(b"a",), (b"a", b"b"), (b"a", b"c"), (b"a", b"b"), (), (b"b", b"a")]
+    assert equally_often([prompt((1,), images=images) for images in seen]) == [[[0], [2], [4], [5]], [[1, 3]]]
     assert equally_often([]) == []
     assert isinstance(replies[0], Reply)
 
