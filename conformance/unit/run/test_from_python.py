@@ -370,6 +370,21 @@ def test_settings_of_an_adapter_that_nothing_uses_are_refused(tmp_path, settings
         GRPOTrainer("m", right, train_dataset=DATA, peft_config=LoraConfig(task_type="CAUSAL_LM", **settings))
 
 
+def test_settings_of_an_adapter_are_keys_of_the_tuner_and_keys_of_config_win():
+    settings = {"lora_alpha": 7, "lora_dropout": 0.25, "use_dora": True, "use_rslora": True}
+    settings |= {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 3}}
+    settings |= {"trainable_token_indices": [5], "modules_to_save": ["lm_head"]}
+    adapter = LoraConfig(r=5, target_modules=["q_proj"], **settings)
+    args = args_of("GRPOConfig", learning_rate=0.5, max_steps=3)
+    config = {"tuner.lora_rank": 9, "tuner.modules_to_save": ["norm"], "training.max_steps": 4}
+    for given in ({}, config):
+        made = GRPOTrainer("m", right, args, DATA, peft_config=adapter, config=given).config
+        keys = {"tuner.lora_rank": 5, "tuner.target_regex": r".*\.(q_proj)", "tuner.train_type": "lora"}
+        keys |= {f"tuner.{name}": value for name, value in settings.items()}
+        assert made["tuner"] == nested(keys | given)["tuner"]
+        assert (made["training"]["learning_rate"], made["training"]["max_steps"]) == (0.5, 4 if given else 3)
+
+
 def test_what_trl_s_trainer_has_beside_is_named(tmp_path, capsys):
     trainer = GRPOTrainer("m", right, train_dataset=DATA, config=keys(tmp_path) | {"model": {}})
     assert not hasattr(trainer, "tokenizer")
