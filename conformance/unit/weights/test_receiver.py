@@ -102,6 +102,33 @@ def test_weights_that_are_not_finite_are_refused_and_the_next_ones_taken():
     receiver.close()
 
 
+class Keeping(torch.nn.Module):
+    """Loads by keeping a tensor as it is (``a``), or by copying it (``b``)."""
+
+    def __init__(self):
+        super().__init__()
+        self.b = torch.nn.Buffer(torch.zeros(4, dtype=torch.uint8))
+
+    def load_weights(self, tensors):
+        found = dict(tensors)
+        self.a = torch.nn.Buffer(found["a"])
+        self.b.copy_(found["b"])
+
+
+def test_memory_that_a_model_keeps_is_not_received_into():
+    """Its weights stay those of the last update while the next one arrives."""
+    group, model = ReceiverGroup(), Keeping()
+    group.may_end.set()
+    receiver = Receiver.joining(lambda: group)
+    for number in (1, 2, 3):
+        group.content = (number,)
+        receiver.begin(TransferPlan(tensors=(Spec("a", "uint8", (4,)), Spec("b", "uint8", (4,))), buckets=(1, 1)))
+        settle(receiver)
+        assert number == 1 or model.a.tolist() == model.b.tolist() == [number - 1] * 4
+        receiver.load_into(model)
+    receiver.close()
+
+
 def test_matrices_that_arrive_swapped_are_kept_as_they_are_stored():
     group, sent = ReceiverGroup(), torch.arange(12, dtype=torch.uint8).view(2, 3, 2)
     group.may_end.set()
