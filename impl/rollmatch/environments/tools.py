@@ -232,10 +232,8 @@ class ToolEnvironment:
         return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
 
     def clone(self, rng: np.random.Generator) -> "ToolEnvironment":
-        """The same calls so far."""
-        twin = copy.copy(self)
-        twin._session = None
-        return twin
+        """The same calls so far; ``copy`` asks ``__getstate__``, which leaves the instance behind."""
+        return copy.copy(self)
 
     def fingerprint(self) -> Hashable:
         """Sample, turns and replies so far."""
