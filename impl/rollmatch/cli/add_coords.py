@@ -44,15 +44,14 @@ def add_coords(options: argparse.Namespace) -> None:
 def _write(base: Path, out: Path) -> list[str]:
     """Fill the directory; returns what was done, in lines."""
     with loading():
-        from transformers import AutoTokenizer
         from transformers.utils.logging import disable_progress_bar
 
         from rollmatch.config.training import ModelConfig, TunerConfig
         from rollmatch.model.coordinates import ROWS_MULTIPLE, add_rows, add_tokens
         from rollmatch.model.policy import load_policy, unwrap
-        from rollmatch.model.vocabulary import Vocabulary
+        from rollmatch.model.vocabulary import Vocabulary, load_tokenizer
     disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(str(base))
+    tokenizer = load_tokenizer(base)
     ids = add_tokens(tokenizer)  # refuses before the weights are read
     vocabulary = Vocabulary.of(tokenizer, base, coordinates=False)
     digits = [vocabulary.encode_bytes(b"%d" % digit)[0] for digit in range(10)]

@@ -41,7 +41,8 @@ def load_policy(
         raise quantized(config.model)
     options = {"dtype": config.torch_dtype, "attn_implementation": attn_implementation}
     try:
-        model: nn.Module = auto_class(architecture).from_pretrained(config.model, config=architecture, **options)
+        kind = auto_class(architecture)
+        model: nn.Module = kind.from_pretrained(config.model, config=architecture, trust_remote_code=False, **options)
     except UnpicklingError as error:
         problem, remedy = "its pickled weights hold more than tensors", "Name a model with safetensors."
         raise ConfigError(problem, code="weights-damaged", key="model.model", remedy=remedy) from error

@@ -33,7 +33,7 @@ from rollmatch.model.overlong import cut_left
 from rollmatch.model.sample_prompts import as_taken, describe_mismatch, left_out_of, own_messages, processing
 from rollmatch.model.stops import TEMPLATE_FAILURES, WRITTEN
 from rollmatch.model.tool_texts import called_message
-from rollmatch.model.vocabulary import Vocabulary
+from rollmatch.model.vocabulary import Vocabulary, load_tokenizer
 from rollmatch.records import Rollout, Sample
 
 
@@ -97,7 +97,7 @@ class Template:
     ) -> None:
         self.options = options or TemplateOptions()
         needs_images = self.options.images and not any_chat
-        self.processor = _load_processor(directory, self.options.processor, needs_images=needs_images)
+        self.processor = load_processor(directory, self.options.processor, needs_images=needs_images)
         self.tokenizer = getattr(self.processor, "tokenizer", self.processor)
         self.vocabulary = Vocabulary.of(
             self.tokenizer,
@@ -463,8 +463,11 @@ def _turns_not_rendered(problem: str) -> ConfigError:
     return ConfigError(f"the chat template {problem}", code="turns-not-rendered", key="model.model", remedy=_AS_TEXT)
 
 
-def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs_images: bool) -> Any:
-    from transformers import AutoProcessor, AutoTokenizer  # a second to load
+def load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs_images: bool) -> Any:
+    """The processor of a model directory, or its tokenizer alone: a text model may name a processor whose image part it
+    lacks. Errors: ``processor-unreadable``, ``images-not-supported``, those of ``load_tokenizer``.
+    """
+    from transformers import AutoProcessor  # a second to load
 
     remedy = "Save preprocessor_config.json and video_preprocessor_config.json beside the model."
     try:
@@ -474,7 +477,7 @@ def _load_processor(directory: str | Path, settings: Mapping[str, Any], *, needs
         raise ConfigError(problem, code="processor-unreadable", key="model.model", remedy=without) from error
     except OSError as error:
         if not needs_images:
-            return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
+            return load_tokenizer(directory)
         reason = str(error).partition(".")[0]
         raise ConfigError(
             f"{directory}: {reason}", code="images-not-supported", key="model.model", remedy=remedy

@@ -121,7 +121,7 @@ def write_processor(base: Path, out: Path, settings: Mapping[str, object]) -> No
     """The processor with the settings that the run trained with: whoever serves the model does not know them."""
     from transformers import AutoProcessor
 
-    processor = AutoProcessor.from_pretrained(base, **settings)
+    processor = AutoProcessor.from_pretrained(base, trust_remote_code=False, **settings)
     with tempfile.TemporaryDirectory() as folder:
         processor.save_pretrained(folder)
         for name in PROCESSOR_FILES:
@@ -149,7 +149,8 @@ def load_trained(config: RunConfig, checkpoint: Path) -> "nn.Module":
     source = config.model.model if adapted else str(checkpoint)
     kind = auto_class(load_architecture(source))
     with reading(checkpoint, key="--checkpoint"):
-        model: nn.Module = kind.from_pretrained(source, dtype=config.model.torch_dtype if adapted else "auto")
+        dtype = config.model.torch_dtype if adapted else "auto"
+        model: nn.Module = kind.from_pretrained(source, dtype=dtype, trust_remote_code=False)
         return load_adapters(model, checkpoint, config.model, config.tuner) if adapted else model
 
 

@@ -109,7 +109,8 @@ def first_difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> int 
 def _check_vocabulary(template: Template, directory: str, *, key: str) -> None:
     from transformers import AutoTokenizer  # a second to load
 
-    ours, theirs = template.tokenizer.get_vocab(), AutoTokenizer.from_pretrained(directory).get_vocab()
+    ours = template.tokenizer.get_vocab()
+    theirs = AutoTokenizer.from_pretrained(directory, trust_remote_code=False).get_vocab()
     differs = first_difference(ours, theirs)
     if differs is not None:
         problem = f"{directory} has {len(theirs)} tokens, the policy {len(ours)}, and they differ first at id {differs}"

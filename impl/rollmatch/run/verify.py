@@ -104,13 +104,11 @@ def _generate(samples: Sequence[Sample], config: RunConfig, out: Path, compute_d
 
 def _load(config: RunConfig, adapter: Path | None) -> "nn.Module":
     """As whoever downloads it would."""
-    from transformers import AutoConfig
+    from rollmatch.model.policy import auto_class, load_adapters, load_architecture
 
-    from rollmatch.model.policy import auto_class, load_adapters
-
-    kind = auto_class(AutoConfig.from_pretrained(config.model.model))
+    kind = auto_class(load_architecture(config.model.model))
     if adapter is None:
-        plain: nn.Module = kind.from_pretrained(config.model.model, dtype="auto")
+        plain: nn.Module = kind.from_pretrained(config.model.model, dtype="auto", trust_remote_code=False)
         return plain
-    base = kind.from_pretrained(config.model.model, dtype=config.model.torch_dtype)
+    base = kind.from_pretrained(config.model.model, dtype=config.model.torch_dtype, trust_remote_code=False)
     return load_adapters(base, adapter, config.model, config.tuner)

@@ -12,9 +12,9 @@ from math import prod
 
 import torch
 import transformers
-from transformers import AutoConfig
 
 from rollmatch.model.checkpoint import CheckpointNames, model_tensors
+from rollmatch.model.policy import load_architecture
 from rollmatch.server.identity import Model
 from rollmatch.server.payloads import TensorSpec
 from rollmatch.weights.plan import TensorMismatch
@@ -94,7 +94,7 @@ class _InMemory:
 
 def _read(model: Model) -> _InMemory:
     """Of the model's own class, made without memory; empty where transformers has no such class."""
-    config = AutoConfig.from_pretrained(model.directory)
+    config = load_architecture(model.directory)
     kind = getattr(transformers, (config.architectures or [""])[0], None)
     if kind is None:
         return _InMemory(places={}, swapped=frozenset())

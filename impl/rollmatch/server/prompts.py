@@ -10,13 +10,15 @@ from typing import Any
 
 from jinja2 import TemplateError
 from PIL import Image
-from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rollmatch.data.content import IMAGE_TAG
 from rollmatch.data.ids import unpack_ids
 from rollmatch.errors import kind_and_text
 from rollmatch.model.images import ImageProcessing
 from rollmatch.model.stops import find_stops
+from rollmatch.model.template import load_processor
+from rollmatch.model.vocabulary import load_tokenizer
 from rollmatch.server.failures import Refusal
 from rollmatch.server.images import ImageReader, PixelBudget
 from rollmatch.server.payloads import Sampling
@@ -70,18 +72,22 @@ class EnginePrompt:
 
 
 class PromptMaker:
-    """Chat template, tokenizer and image sizes of one model directory. Errors: ``stop-token-missing``."""
+    """Chat template, tokenizer and image sizes of one model directory, without code that it names.
+
+    Errors: ``processor-unreadable``, ``tokenizer-unreadable``, ``stop-token-missing``.
+    """
 
     def __init__(
         self, directory: str, *, vocabulary_size: int, reader: ImageReader, stop_token: str | None = None
     ) -> None:
         self.reader = reader
         self.vocabulary_size = vocabulary_size
-        processor = _load_processor(directory)
+        tokenizer = load_tokenizer(directory)
+        processor = load_processor(directory, {}, needs_images=False)
         self._images = ImageProcessing(processor, directory) if hasattr(processor, "image_processor") else None
         video_id = getattr(processor, "video_token_id", None)
         self._unservable: frozenset[int] = frozenset() if video_id is None else frozenset({video_id})
-        self.tokenizer: Any = getattr(processor, "tokenizer", None) or AutoTokenizer.from_pretrained(directory)
+        self.tokenizer: Any = getattr(processor, "tokenizer", tokenizer)
         self.stop_ids = find_stops(self.tokenizer, directory, stop_token=stop_token).ids
 
     @cached_property
@@ -219,14 +225,6 @@ class PromptMaker:
             problem = f"the prompt has {placeholders} image placeholders for {num_images} images"
             remedy = "Send one image per placeholder, unexpanded."
             raise Refusal(problem, code="images-misfit", key=key, remedy=remedy, item=item)
-
-
-def _load_processor(directory: str) -> Any:
-    """The model's processor, or its tokenizer alone: a text model may name a processor whose image part it lacks."""
-    try:
-        return AutoProcessor.from_pretrained(directory)
-    except OSError:
-        return AutoTokenizer.from_pretrained(directory)
 
 
 def check_room(prompt: EnginePrompt, max_tokens: int, *, max_model_len: int, item: int) -> None:
