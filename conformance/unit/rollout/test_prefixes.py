@@ -10,6 +10,7 @@ from conformance.doubles.digits import GREEDY, template_of
 from conformance.doubles.refusals import refused
 from rollmatch.dialects.native.client import encode
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
+from rollmatch.dialects.session import DIALECTS
 from rollmatch.dialects.trl.client import TrlDialect, equally_often
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.server_calls import check_spoken
@@ -98,7 +99,7 @@ def test_trl_gets_copies_of_a_prompt_as_so_many_completions():
 @pytest.mark.parametrize("dialect", ["swift", "vllm"])
 def test_a_server_that_takes_chats_cannot_go_on(dialect, requests_16):
     """With images; stock vLLM takes ids for all other prompts."""
-    server = SimpleNamespace(dialect=SimpleNamespace(name=dialect), base_url="http://h:1")
+    server = SimpleNamespace(dialect=DIALECTS[dialect]("http://h:1"), base_url="http://h:1")
     pictured, template = requests_16[0], template_of()
     with_tools = replace(pictured, sample=replace(pictured.sample, tools=({"name": "search"},)))
     rendered = template.vocabulary.decode(pictured.prompt_token_ids).decode()
@@ -115,5 +116,5 @@ def test_a_server_that_takes_chats_cannot_go_on(dialect, requests_16):
             with refused(code, "http://h:1"):
                 check_spoken(server, [plain], template)
     check_spoken(server, requests_16[:1], template)
-    server.dialect.name = "trl"
+    server.dialect = TrlDialect("http://h:1")
     check_spoken(server, list(unlike.values()), template)
