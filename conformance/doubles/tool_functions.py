@@ -64,6 +64,26 @@ def wait(seconds: float) -> str:
     return "waited"
 
 
+def leave(code: int) -> str:
+    """
+    Leave.
+
+    Args:
+        code: What the process ends with.
+    """
+    sys.exit(code)
+
+
+async def leave_early(code: int) -> str:
+    """
+    Leave from a coroutine.
+
+    Args:
+        code: What the process ends with.
+    """
+    sys.exit(code)
+
+
 def undescribed(a):
     return a
 

@@ -86,6 +86,10 @@ def test_what_a_tool_raises_is_read_by_the_policy(server):
         call("add", a="x", b=1): "valid integer",
         call("fail"): "fail",
         call("subtract"): "there is no tool subtract; there are multiply, shout, divide, add, fail",
+        call(f"{FUNCTIONS}:read", path="/etc/hostname"): f"there is no tool {FUNCTIONS}:read; there are",
+        call("multiply.__globals__"): "there is no tool multiply.__globals__; there are",
+        call(server): f"there is no tool {server}; there are",
+        call("multiply", a=6, b=7, sample=1): "sample: Unexpected keyword argument",
         "<tool_call>multiply 6 7": "a call is a JSON object with name and arguments, not multiply 6 7",
         '<tool_call>{"name": "multiply", "arguments": [6]}</tool_call>': "arguments are a JSON object",
         call("shout", text="ja"): '{"said": "JA"}',
@@ -99,6 +103,25 @@ def test_what_the_machine_fails_with_costs_the_episode(tmp_path):
         reply_to(call("read", path=str(tmp_path / "none")), f"{FUNCTIONS}:read")
     (tmp_path / "some").write_text("here")
     assert "here" in reply_to(call("read", path=str(tmp_path / "some")), f"{FUNCTIONS}:read")
+
+
+def test_a_tool_that_writes_too_much_in_the_learner_costs_its_episode(tmp_path):
+    limits, path = EnvironmentLimits(max_observation_bytes=200), tmp_path / "a.txt"
+    path.write_text("\u00e9" * 100)
+    with pytest.raises(EpisodeFailed, match=r"observation-too-long.*x:1"):
+        reply_to(call("read", path=str(path)), f"{FUNCTIONS}:read", limits=limits)
+    path.write_text("e" * 100)
+    assert "eee" in reply_to(call("read", path=str(path)), f"{FUNCTIONS}:read", limits=limits)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("name", ["leave", "leave_early"])
+def test_a_tool_that_exits_costs_its_episode_and_no_other(name, processes):
+    """In the learner, the event loop of all tools ended with it, and the next call waited for ever."""
+    limits = EnvironmentLimits(timeout_s=20.0, processes=processes)
+    with pytest.raises(EpisodeFailed, match=r"x:1.*SystemExit: 3"):
+        reply_to(call(name, code=3), f"{FUNCTIONS}:{name}", limits=limits)
+    assert "42" in reply_to(call("multiply", a=6, b=7), f"{FUNCTIONS}:multiply", limits=limits)
 
 
 def test_a_server_that_is_gone_costs_the_episode(tmp_path):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rollmatch.startup import start_thread
@@ -26,15 +27,33 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Result], *, timeout_s: float | 
     >>> run_coroutine(loop()) == run_coroutine(loop())
     True
     """
-    pending = asyncio.run_coroutine_threadsafe(coroutine, _loop())
+    pending = asyncio.run_coroutine_threadsafe(_without_exit(coroutine), _loop())
     try:
-        return pending.result(timeout_s)
+        result = pending.result(timeout_s)
     except TimeoutError as error:
         if pending.done():
             raise
         raise NotDone from error
     finally:
         pending.cancel()  # without effect where it has ended; Ctrl-C ends the wait, too
+    if isinstance(result, _Exit):
+        raise result.error
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """What a coroutine raised to end its process."""
+
+    error: BaseException
+
+
+async def _without_exit(coroutine: Coroutine[Any, Any, Result]) -> Result | _Exit:
+    """Its result; an exit would end the loop, and whoever waits for it later would wait for ever."""
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        return _Exit(error)
 
 
 def _loop() -> asyncio.AbstractEventLoop:
