@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.doubles.adapters import adapted
 from conformance.doubles.loss_cases import RULES, ScoringSupervisor
 from conformance.doubles.models import TOLERANCE
 from conformance.doubles.records import segment_with
@@ -15,7 +16,7 @@ from conformance.doubles.tiny_qwen3_vl import make_tiny_qwen3
 from rollmatch.learn.balance import PassSize
 from rollmatch.learn.batch import Batcher
 from rollmatch.learn.head import Scoring, logprobs_of, losing_logits
-from rollmatch.learn.score import score_segments
+from rollmatch.learn.score import score_segments, score_without_adapters
 from rollmatch.model.images import NO_IMAGES
 from rollmatch.objectives.rollout_matching.loss import count_totals, masked_loss
 
@@ -117,3 +118,10 @@ def test_log_probabilities_do_not_depend_on_what_a_segment_is_padded_with(model,
     with torch.no_grad():
         for segment, ours in zip(segments, found, strict=True):
             assert ours == pytest.approx(one_by_one(MODEL, segment), abs=TOLERANCE)
+
+
+def test_a_reference_is_the_model_without_adapters_and_dropout():
+    model, ids = adapted(model=dropping()), torch.arange(20)[None]
+    found = score_without_adapters(model, {"input_ids": ids}, lambda logits: logits, Scoring(None))
+    assert torch.allclose(found, MODEL(input_ids=ids).logits[0], atol=TOLERANCE)
+    assert model.training
