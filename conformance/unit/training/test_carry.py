@@ -13,8 +13,7 @@ from rollmatch.dialects.watch import ServerDied
 from rollmatch.ranks import Ranks
 from rollmatch.records import Segment
 from rollmatch.rollout.open_groups import OpenGroups
-from rollmatch.training.checkpointer import saved_learner
-from rollmatch.training.packer_state import PackerState, forget_versions, write_packer_state
+from rollmatch.training.packer_state import forget_versions
 
 BRIEF = "custom.extra.rollout_matching.max_new_tokens=8"
 NARROW = ("training.packing=true", "training.packing_drop_last=true", "global_max_length=330", "training.max_steps=3")
@@ -152,20 +151,23 @@ def test_a_checkpoint_brings_the_waiting_segments_back(narrow, checkpoint_of, tm
     assert packer.pop_row().segments[0] == waiting[0]
 
 
-def test_each_rank_gets_back_what_was_left_on_it(narrow, checkpoint_of, tmp_path):
+def test_each_rank_gets_back_what_was_left_on_it(narrow, tmp_path):
     """Segments that wait for a row, and groups that no step has taken."""
     trainer = make_trainer(tmp_path, *NARROW, samples=scenes("train")[:12])
     packer, waiting = trainer.learner.batcher.packer, forget_versions(narrow.learner.batcher.packer.state())
-    saved_learner(trainer.args, 2).write(checkpoint_of)
-    for rank in (0, 1):
-        write_packer_state(checkpoint_of, PackerState(waiting=waiting[rank:]), rank=rank)
+
+    def part_of(rank, groups):
+        source = replace(trainer.source, ranks=Ranks(rank=rank))
+        return replace(trainer.checkpointer, source=source, groups=groups)
+
+    for rank in (1, 0):  # rank 0 ends a checkpoint
         groups = OpenGroups(lead=1, max_staleness=2)
         groups.open(3, rank + 1)
-        groups.save(checkpoint_of, step=3, rank=rank)
+        with part_of(rank, groups).saving(3, waiting[rank:], None):
+            pass
     for rank in (0, 1):
         groups = OpenGroups(lead=1, max_staleness=2)
-        source = replace(trainer.source, ranks=Ranks(rank=rank, learner_world_size=2))
-        replace(trainer.checkpointer, source=source, groups=groups).restore(checkpoint_of)
+        part_of(rank, groups).restore(tmp_path / "checkpoint-3")
         assert packer.state() == list(waiting[rank:]) != []
         assert groups.left == {3: [*range(rank + 1)]}
 
