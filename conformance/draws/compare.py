@@ -84,7 +84,8 @@ def check_refused(draw: dict, folder: Path, directory: Path) -> None:
 def run(draw: dict, folder: Path, existing: str = "refuse") -> None:
     """``rollmatch.train`` here, or ``rollmatch train`` on several ranks."""
     if (ranks := draw.get("ranks", 1)) > 1:
-        command = (sys.executable, "-m", "rollmatch", "train", str(folder / "run.yaml"))
+        further = ("--resume",) if existing == "resume" else ()
+        command = (sys.executable, "-m", "rollmatch", "train", str(folder / "run.yaml"), *further)
         with started_ranks(folder, ranks, *command) as started:
             codes = [rank.wait(120) for rank in started]
             output = "".join(rank.output()[-1500:] for rank in started)

@@ -74,7 +74,8 @@ def runs(draw, ranks=None):
         made["ranks"] = number
     elif draw(st.integers(0, 99)) >= 90:
         made["wrong"] = sorted({one_of(*range(len(WRONG))) for _ in range(4)})
-    elif not any(one.get("fails") for one in made["servers"]) and one_of(0, 0, 1) and _may_resume(made):
+        return made
+    if not any(one.get("fails") for one in made["servers"]) and one_of(0, 0, 1) and _may_resume(made):
         made["resume"] = one_of(*range(1, made["keys"][f"{T}.max_steps"]))
     return made
 
