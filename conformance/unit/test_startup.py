@@ -194,6 +194,7 @@ def fail():
 
 def command():
     warnings.warn("retrying https://me:sesame@node7")
+    warnings.warn("the token is hf_" + "a1B2" * 8)
     logging.warning("the value of the variable is open-sesame")
     thread = threading.Thread(target=fail)
     thread.start()
@@ -213,4 +214,5 @@ def test_tracebacks_and_warnings_of_a_command_hold_no_credentials():
     assert done.stderr.count("ValueError: Illegal header value b'Bearer ***'") == 2
     assert done.stderr.count("OSError: no route to http://***@node7/a?token=***") == 2
     assert "retrying https://***@node7" in done.stderr
+    assert "the token is hf_***" in done.stderr
     assert "the value of the variable is ***" in done.stderr

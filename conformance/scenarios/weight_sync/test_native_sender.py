@@ -234,6 +234,15 @@ def test_the_port_of_a_left_group_is_waited_for_as_long_as_a_broadcast_may_take(
     assert equal(double.served, tensors_of(1))
 
 
+def test_each_group_has_a_secret_of_its_own(start_sender):
+    doubles = [NativeDouble(tensors_of(0)) for _ in range(2)]
+    for double in doubles:
+        start_sender(double).send(tensors_of(1).items(), version=1)
+    secrets = {body["secret"] for double in doubles for name, body in double.calls if name == "communicator"}
+    assert len(secrets) == 2
+    assert min(map(len, secrets)) >= 32
+
+
 def test_a_call_to_join_waits_longer_than_the_group_so_that_the_server_s_own_error_arrives():
     assert rendezvous(join_timeout_s=30).join_call_timeout_s == 35
 

@@ -4,10 +4,22 @@ import dataclasses
 import os
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import pytest
 
-from conformance.doubles.hostile import around, away, begin, endless, moved_without_end, nested, packed, slow, slow_head
+from conformance.doubles.hostile import (
+    around,
+    away,
+    begin,
+    endless,
+    move,
+    moved_without_end,
+    nested,
+    packed,
+    slow,
+    slow_head,
+)
 from conformance.doubles.http_server import http_server, send
 from conformance.doubles.refusals import refused
 from conformance.doubles.swift_double import QUICK, RULES, prompts
@@ -56,6 +68,29 @@ def test_a_call_ends_by_name_in_its_own_time_and_size(call, how):
             CALLS[call](server.url)
         assert time.monotonic() - began < LATE_S
     assert not asked
+
+
+def test_a_redirect_within_the_server_is_followed_with_its_body():
+    def answer(handler):
+        body = handler.rfile.read(int(handler.headers.get("Content-Length", 0))).decode()
+        if handler.path.endswith("/"):
+            send(handler, 200, {"body": body})
+        else:
+            move(handler, f"{handler.path}/")
+
+    with http_server(answer) as server:
+        assert HttpServer(server.url).post("/update", {"a": 1}, timeout_s=20).body == {"body": '{"a":1}'}
+        assert HttpServer(server.url).get("/health", timeout_s=20).body == {"body": ""}
+
+
+def test_a_reply_may_be_longer_by_the_tokens_that_were_asked_for(monkeypatch):
+    monkeypatch.setattr("rollmatch.dialects.http.REPLY_BYTES", 1000)
+    monkeypatch.setattr("rollmatch.dialects.http.TOKEN_BYTES", 10)
+    with http_server(lambda handler: send(handler, 200, {"a": "x" * 1500})) as server:
+        post = partial(HttpServer(server.url).post, "/generate", timeout_s=20)
+        with refused("reply-malformed", server.url, problem="answered with more than"):
+            post(num_tokens=50)
+        assert len(post(num_tokens=60).body["a"]) == 1500
 
 
 def test_health_that_trickles_is_a_death():

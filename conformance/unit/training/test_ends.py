@@ -43,16 +43,20 @@ def test_a_loss_that_is_no_number_ends_the_run_before_its_weights_are_saved(tmp_
 class SpoilsAWeight(TrainerCallback):
     """The second optimizer step leaves one number that is none, after a loss that is one."""
 
+    def __init__(self, number):
+        self.number = number
+
     def on_step_end(self, args, state, control, model, **others):
         if state.global_step == 2:
             weight = next(weight for weight in model.parameters() if weight.requires_grad)
-            weight.data.view(-1)[0] = torch.inf
+            weight.data.view(-1)[0] = self.number
 
 
 @pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#7"])
-def test_weights_that_are_no_numbers_end_the_run_before_they_are_saved(tmp_path):
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_end_the_run_before_they_are_saved(tmp_path, number):
     trainer, _ = watched(tmp_path, "training.max_steps=3")
-    trainer.add_callback(SpoilsAWeight())
+    trainer.add_callback(SpoilsAWeight(number))
     with refused("policy-not-finite", "training.learning_rate", problem="holds NaN or infinity after step 2"):
         trainer.train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]

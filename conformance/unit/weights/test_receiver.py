@@ -81,14 +81,15 @@ def test_a_group_that_cannot_be_opened_is_a_failure_and_no_success():
         settle(Receiver.joining(fail))
 
 
-def test_weights_that_are_not_finite_are_refused_and_the_next_ones_taken():
+@pytest.mark.parametrize("content", [(255,), (128, 127), (128, 255)], ids=["NaN", "infinity", "minus infinity"])
+def test_weights_that_are_not_finite_are_refused_and_the_next_ones_taken(content):
     """Bytes of ones are a finite bfloat16; those of 0xff are NaN."""
     group = ReceiverGroup()
     group.may_end.set()
     receiver = Receiver.joining(lambda: group)
     specs = (Spec("a", "bfloat16", (2,)), Spec("b", "bfloat16", (2,)))
     announced = TransferPlan(tensors=specs, buckets=(1, 1))
-    group.content = (255,)
+    group.content = content
     receiver.begin(announced)
     with refused("weights-not-finite", "a"):
         settle(receiver)
