@@ -39,9 +39,9 @@ class RetryClock:
         assert self.now < 3600, "a call is repeated for ever"
 
 
-def refusal(status):
+def refusal(status, code="server-refused"):
     error = ServerRefused("not now", key="http://server")
-    error.status = status
+    error.status, error.code = status, code
     return error
 
 
@@ -105,6 +105,7 @@ def test_the_budget_bounds_the_time_and_the_last_error_is_raised(budget_s, slept
     [
         *(("retry_budget_s", *pair) for pair in (((), 60.0), (("0",), 0.0), (("2.5",), 2.5), (("-1",), KeyError))),
         *(("stall_timeout_s", *pair) for pair in (((), 300.0), (("null",), None), (("0",), KeyError))),
+        *(("infer_timeout_s", *pair) for pair in (((), None), (("2.5",), 2.5))),
         *(("min_servers", *pair) for pair in (((), None), (("1",), 1), (("0",), KeyError), (("2",), KeyError))),
     ],
 )
@@ -134,6 +135,7 @@ def test_a_refusal_for_good_is_not_repeated():
             (refusal(status), is_busy, is_busy)
             for status, is_busy in ((429, True), (503, True), (422, False), (500, False))
         ),
+        (refusal(409, "update-in-progress"), True, True),
         *((TransportFailed("closed"), True, True), (ServerRestarted("another"), False, False)),
         *((DigestMismatch("a"), False, True), (TensorMismatch("a"), False, False)),
     ],

@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from rollmatch import errors
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.dialects import http
-from rollmatch.rollout import retry
-from rollmatch.server import front, health, http_protocol, reading, remote_images, structures
+from rollmatch.dialects.native import group
+from rollmatch.rollout import retry, source
+from rollmatch.run import connect
+from rollmatch.serve import serving
+from rollmatch.server import connections, front, health, http_protocol, reading, remote_images, structures
+from rollmatch.server.settings import ServerSettings
+from rollmatch.weights import group_store
 
 ROOT = Path(__file__).parents[3]
 PROMISE_NOTHING = (
@@ -60,6 +66,9 @@ MIB = 1 << 20
 FIGURES = {
     "security.md": [
         f"{remote_images.LONGEST_S:g} s an image",
+        f"before anything else is read, within {group_store._HANDSHAKE_S:g} s",
+        f"(default `{ServerSettings.__dataclass_fields__['host'].default}`)",
+        f"values ({errors._SHORTEST_SECRET} characters or more)",
         f"A reply is at most {http.REPLY_BYTES // MIB} MiB, and {http.TOKEN_BYTES // 1024} KiB for each token",
         f"| {front.MAX_HEAD_BYTES // 1024} KiB, and {http_protocol.FRAMING_PER_BYTE} bytes for each byte of a body",
         f"| {reading.MAX_CONTAINERS:,}, and {reading.MAX_DEPTH} in each other",
@@ -75,6 +84,12 @@ FIGURES = {
     ],
     "failures.md": [
         f"pauses of {retry.FIRST_WAIT_S:g} to {retry.LONGEST_WAIT_S:g} s",
+        f"| {source.MAX_RESTARTS} times per call |",
+        f"`worker-dead` for {serving.DEAD_GRACE_S:g} s, then the server ends with exit code {serving.DEAD_CODE}",
+        f"the longest broadcast ({connect.BROADCAST_TIMEOUT_S:g} s) and {group.GRACE_S:g} s",
+        f"is reported after {group.GRACE_S:g} s | {connect.BROADCAST_TIMEOUT_S + group.GRACE_S:g} s |",
+        f"(header `{http.CALL_HEADER}`)",
+        f"Calls have {connections._GRACE_S} s to end",
     ],
 }
 """What pages say, as constants of the product have it."""

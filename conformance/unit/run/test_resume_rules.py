@@ -98,10 +98,11 @@ def test_more_steps_are_shown_and_the_first_of_them_learns(begun, capsys, caplog
 
     rows = begun.with_name("train.jsonl").read_text().splitlines(keepends=True)
     begun.with_name("train.jsonl").write_text("".join([*rows[1:], rows[0]]))
-    assert run(begun, "training.max_steps=5", flags=("--resume",)) == 0
+    assert run(begun, "training.max_steps=5", "training.max_grad_norm=0.5", flags=("--resume",)) == 0
     changed = [line for line in capsys.readouterr().out.splitlines() if "changed since the run began" in line]
     assert changed == [
         "  changed since the run began: training.max_steps: 4 -> 5",
+        "  changed since the run began: training.max_grad_norm: 1.0 -> 0.5",
         "  changed since the run began: training samples: as many, with other content",
     ]
 

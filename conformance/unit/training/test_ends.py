@@ -35,7 +35,9 @@ def test_a_run_that_is_resumed_at_its_end_learns_nothing_more(tmp_path):
 
 def test_a_loss_that_is_no_number_ends_the_run_before_its_weights_are_saved(tmp_path):
     trainer, _ = watched(tmp_path, "training.max_steps=3", "training.learning_rate=1e30", "training.max_grad_norm=0")
-    with refused("loss-not-finite", "training.learning_rate", problem="step 2"):
+    with refused(
+        "loss-not-finite", "training.learning_rate", problem="step 2", remedy="Start a new run from the last checkpoint"
+    ):
         trainer.train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 

@@ -522,7 +522,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         ``policy-not-finite``.
         """
         ranks, step = self.source.ranks, self.state.global_step
-        remedy = "Continue from the last checkpoint (--resume) with a lower one, or with a lower max_grad_norm."
+        remedy = "Start a new run from the last checkpoint with a lower one, or --resume with a lower max_grad_norm."
         trained = ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
         are_finite, names = zip(*ranks.gather((self.report.is_finite, first_not_finite(trained))), strict=True)
         if not all(are_finite):
