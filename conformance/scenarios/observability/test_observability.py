@@ -130,6 +130,16 @@ def test_a_signal_to_one_rank_ends_the_run_after_the_step_with_a_checkpoint(numb
     assert ("with a checkpoint" in output.getvalue()) == is_stopped
 
 
+def test_under_nohup_the_end_of_a_terminal_stops_no_learner():
+    watcher, before = RunWatcher(None, min_fill=None), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with watcher.listening():
+            signal.raise_signal(signal.SIGHUP)
+        assert watcher.stop_signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.scenario(
     "observability/a-poorly-filled-row-warns",
     "observability/a-well-filled-row-does-not-warn",

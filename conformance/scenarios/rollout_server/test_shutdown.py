@@ -35,7 +35,7 @@ from rollmatch.serve import shutdown
 shutdown.LONGEST_S = 1000.0
 with shutdown.Shutdown(lambda: print("cleaned", flush=True)) as ending:
     ending.begin_serving()
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), int(sys.argv[1]))
     while not ending.is_requested():
         time.sleep(0.01)
 sys.exit(ending.exit_code)
@@ -130,10 +130,11 @@ def test_what_does_not_end_in_order_is_killed_in_the_end(tmp_path, ended):
     check_ended(running, signal.SIGTERM)
 
 
-def test_what_ends_in_order_is_not_kept_by_who_watches_it(tmp_path, ended):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_in_order_is_not_kept_by_who_watches_it(number, tmp_path, ended):
     log = tmp_path / "log"
-    running = ended(Running(start([sys.executable, "-c", IN_ORDER], log, fork=False), log))
-    check_ended(running, signal.SIGTERM)
+    running = ended(Running(start([sys.executable, "-c", IN_ORDER, str(int(number))], log, fork=False), log))
+    check_ended(running, number)
     assert "cleaned" not in running.output()
 
 

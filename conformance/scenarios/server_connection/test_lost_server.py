@@ -1,12 +1,16 @@
 """A server that stays dead, and a sync that broke: the run continues where it may."""
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
 from conformance.doubles.attached import WEIGHTS, dying, events_of, failing
 from conformance.doubles.digits import tokens_of
+from conformance.doubles.native_double import Refused
 from conformance.doubles.prompts import GREEDY, requests_of
+from conformance.doubles.refusals import refused
 from conformance.tools.judge import judge
 from rollmatch.dialects.watch import ServerDied
 from rollmatch.errors import SyncError
@@ -46,6 +50,27 @@ def test_a_dead_server_ends_the_run_where_all_are_needed(attach):
     with pytest.raises(ServerDied):
         source.generate(requests_of(4), GREEDY)
     assert backend.lost == frozenset()
+
+
+@pytest.mark.parametrize("is_well_after_s", [0.5, None])
+def test_a_sync_that_broke_waits_for_its_servers_within_the_budget(attach, is_well_after_s):
+    (double,), backend, source = attach(budget_s=1.0 if is_well_after_s is None else 20.0)
+    health, double.health = double.health, refuse
+    backend.sender.send = failing(backend.sender.send, SyncError("broke", key="sync", code="transfer-failed"))
+    began = time.monotonic()
+    if is_well_after_s is None:
+        with refused("transfer-failed"):
+            source.fence.sync_if_due(1, lambda: iter(WEIGHTS.items()))
+        assert 1.0 < time.monotonic() - began < 10
+        return
+    threading.Timer(is_well_after_s, lambda: setattr(double, "health", health)).start()
+    source.fence.sync_if_due(1, lambda: iter(WEIGHTS.items()))
+    assert is_well_after_s < time.monotonic() - began < 10
+    assert double.policy_version == source.policy_version == 3
+
+
+def refuse(_):
+    raise Refused("starting")
 
 
 @pytest.mark.scenario(clauses=["server-connection/a-call-outlives-a-busy-server#9"])
