@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.doubles.server_fixtures import HELD_S, MOST_OF_TURNS
+from conformance.tools.campaign.attack import MAX_GROWTH_MIB
 from rollmatch import errors
 from rollmatch.config.limits import LimitsConfig
 from rollmatch.dialects import http
@@ -78,6 +80,8 @@ FIGURES = {
         f"`max_waiting_logprobs` ({LimitsConfig().max_waiting_logprobs:,})",
         f"`max_decoded_pixels` ({LimitsConfig().max_decoded_pixels:,})",
         f"after {health.STALLED_S:g} s without an answer",
+        f"{MOST_OF_TURNS * 100:g} % of all turns take at most {HELD_S * 1000:g} ms",
+        f"attacks of all kinds at once take at most {MAX_GROWTH_MIB} MiB",
         f"bodies above {reading.SMALL_BYTES // 1024} KiB",
         f"limits on memory and time ({reading.READ_S:g} s)",
         f"`max_buffered_bytes` ({LimitsConfig().max_buffered_bytes:,})",

@@ -17,8 +17,9 @@ from conformance.doubles.instance import free_port
 from conformance.doubles.started import TIMEOUT_S
 from conformance.doubles.trained_run import FULL, train
 from rollmatch.cli.main import format_error, main
+from rollmatch.config import load_config
 from rollmatch.errors import LaunchError
-from rollmatch.run.directory import last_checkpoint
+from rollmatch.run.directory import RESOLVED, last_checkpoint
 from rollmatch.run.push import check_links, push
 
 NAME = "someone/digits"
@@ -236,6 +237,14 @@ def test_a_link_to_a_file_elsewhere_is_not_published(run, tmp_path, capsys):
     (checkpoint / "notes.txt").symlink_to("../id_rsa")
     assert main(["export", str(run), str(tmp_path / "out"), "--checkpoint", str(checkpoint), "--push", NAME]) == 1
     assert f"[link-leads-out] --push: {checkpoint}/notes.txt leads to {secret}" in capsys.readouterr().err
+    config = load_config(str(run / RESOLVED))
+    named, other = shutil.copytree(config.model.model, tmp_path / "named"), shutil.copytree(run, tmp_path / "other")
+    (named / "config.json").unlink()
+    (named / "config.json").symlink_to("../id_rsa")
+    resolved = (other / RESOLVED).read_text().replace(str(config.model.model), str(named))
+    (other / RESOLVED).write_text(resolved)
+    assert main(["export", str(other), str(tmp_path / "out"), "--push", NAME]) == 1
+    assert f"[link-leads-out] --push: {named}/config.json leads to {secret}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     cached = tmp_path / "models--a--b" / "snapshots" / "0"
     (blobs := tmp_path / "models--a--b" / "blobs").mkdir(parents=True)

@@ -1,16 +1,21 @@
 """Runs that have nothing left to learn, or nothing left to learn with."""
 
 import dataclasses
+import pickle
 import shutil
 import struct
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.checkpoint import save
 from transformers import TrainerCallback
 
 from conformance.doubles.harmful_models import Harmful
 from conformance.doubles.refusals import refused
 from conformance.doubles.small_run import events, make_trainer
+from rollmatch.model.source import SPLIT
+from rollmatch.model.split_checkpoint import check_parts, read_split
 from rollmatch.ranks import Ranks
 from rollmatch.run.callbacks import RunWatcher
 from rollmatch.training.checkpoint import write_manifest
@@ -99,6 +104,28 @@ def test_a_foreign_file_in_a_checkpoint_is_named_and_not_run(saved, tmp_path, na
     write_manifest(checkpoint)
     with refused("checkpoint-unreadable", "--resume", problem="a file of checkpoint-1"):
         watched(tmp_path, "training.max_steps=2")[0].train(resume_from_checkpoint=str(checkpoint))
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize("place", ["description", "values"])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected an existing checkpoint")
+def test_parts_of_a_foreign_checkpoint_are_named_and_not_run(saved, tmp_path, place):
+    """torch unpickles both, whatever they name."""
+    checkpoint, policy = tmp_path / saved.name, nn.Linear(2, 2)
+    shutil.copytree(saved, checkpoint)
+    values = {"model": policy.state_dict(), "rate": 0.5}
+    save(values, checkpoint_id=checkpoint / SPLIT, no_dist=True)
+    check_parts(checkpoint)
+    assert torch.equal(read_split(nn.Linear(2, 2), checkpoint).weight, policy.weight)
+    if place == "values":
+        save(values | {"rate": Harmful(tmp_path / "mark")}, checkpoint_id=checkpoint / SPLIT, no_dist=True)
+    else:
+        (checkpoint / SPLIT / ".metadata").write_bytes(pickle.dumps(Harmful(tmp_path / "mark")))
+    write_manifest(checkpoint)
+    with refused("checkpoint-unreadable", "--resume", problem="a file of checkpoint-1"):
+        watched(tmp_path, "training.max_steps=2")[0].train(resume_from_checkpoint=str(checkpoint))
+    with pytest.raises(pickle.UnpicklingError):
+        read_split(policy, checkpoint)
     assert not (tmp_path / "mark").exists()
 
 

@@ -12,6 +12,7 @@ from rollmatch.data import WindowPlan
 from rollmatch.learn.average import WeightAverage
 from rollmatch.learn.batch import Batcher
 from rollmatch.model.source import step_of
+from rollmatch.model.split_checkpoint import check_parts
 from rollmatch.records import Sample, Segment
 from rollmatch.rollout.open_groups import OpenGroups, restore_groups
 from rollmatch.rollout.source import RolloutSource
@@ -107,8 +108,11 @@ def saved_learner(arguments: TrainingArguments, learner_world_size: int) -> Save
 
 
 def check_trainer_state(checkpoint: Path) -> None:
-    """Read transformers' own file as its loop will. Errors: ``checkpoint-unreadable``."""
+    """Read transformers' own file as its loop will, and what parts of a policy name. Errors:
+    ``checkpoint-unreadable``.
+    """
     with reading(checkpoint):
+        check_parts(checkpoint)
         state, empty = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)), TrainerState()
         for field in ("global_step", "log_history", "stateful_callbacks"):
             if type(getattr(state, field)) is not type(getattr(empty, field)):
