@@ -1,6 +1,7 @@
 """What holds for every real tokenizer and chat template: text, the joint of prefix and tail, calls of tools."""
 
 from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -67,10 +68,16 @@ def check_text(ours: Vocabulary, theirs) -> None:
     assert ours.is_control(len(theirs) + 9), "no such token"
 
 
+def tokens_with(inside: set[int], token_ids: Iterable[int], vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Places of the tokens that hold any of these bytes of their text."""
+    ends = list(accumulate((len(vocabulary.piece(token_id)) for token_id in token_ids), initial=0))
+    return tuple(place for place, span in enumerate(pairwise(ends)) if not inside.isdisjoint(range(*span)))
+
+
 def check_joint(ours: Vocabulary, form: str) -> None:
     """An answer of any length, cut anywhere, is continued in the tokenizer's own ids.
 
-    No token with a number or a word of the answer is written again; the tokens of descriptions hold these.
+    No token with a number or a word of the answer is written again; descriptions are where the tail says.
     """
     written = ANSWER_FORMATS[form]
     for num_found, num_missed in ((0, 1), (1, 0), (1, 1), (2, 1), (3, 2)):
@@ -83,8 +90,10 @@ def check_joint(ours: Vocabulary, form: str) -> None:
             assert ours.decode(ids).decode() == parsed.prefix_text + tail.text
             assert ids == ours.encode_bytes(ours.decode(ids))
             assert not any(character.isalnum() for character in ours.decode(again).decode())
-            descs = ours.decode(tail.token_ids[place] for place in tail.desc_positions)
-            assert all(each.desc.encode() in descs for each in OBJECTS[:num_missed])
+            raw, descs = ours.decode(tail.token_ids[:-1]), [each.desc.encode() for each in OBJECTS[:num_missed]]
+            spans = [(raw.index(b'"%s"' % desc) + 1, len(desc)) for desc in descs]
+            inside = {byte for first, length in spans for byte in range(first, first + length)}
+            assert tail.desc_positions == tokens_with(inside, tail.token_ids[:-1], ours)
 
 
 def check_tools(template: Template) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from conformance.doubles.answers import answer, box, element, ids, object_lists
 from conformance.doubles.refusals import refused
 from conformance.doubles.tokenizer import make_vocabulary
+from conformance.doubles.tokenizer_checks import tokens_with
 from rollmatch.objectives.rollout_matching.answer_format import COORD_TOKENS
 from rollmatch.objectives.rollout_matching.parse import parse_rollout
 from rollmatch.objectives.rollout_matching.target import append_missed, serialize_objects
@@ -73,13 +74,8 @@ def test_desc_positions_are_the_tokens_that_overlap_a_description(missed):
         again = VOCABULARY.decode(parsed.prefix_token_ids[tail.num_kept :])
         raw = again + parsed.cut_head + tail.text.encode()
         inside = {byte for found in DESC.finditer(raw) for byte in range(*found.span(1))}
-        expected, start = [], 0
-        for index, token_id in enumerate(tail.token_ids[:-1]):
-            end = start + len(VOCABULARY.piece(token_id))
-            expected += [] if inside.isdisjoint(range(start, end)) else [index]
-            start = end
-        assert tail.desc_positions == tuple(expected)
-        assert start == len(raw)
+        assert tail.desc_positions == tokens_with(inside, tail.token_ids[:-1], VOCABULARY)
+        assert VOCABULARY.decode(tail.token_ids[:-1]) == raw
         assert tail.token_ids[-1] == VOCABULARY.stop_id
 
 
