@@ -149,6 +149,32 @@ def trickle(listener):
             time.sleep(0.3)
 
 
+IN_PARTS = [{"type": "text", "text": "a"}]
+
+
+@pytest.mark.parametrize("content", ["What is at http://127.0.0.1?", IN_PARTS], ids=["text", "parts"])
+def test_chats_without_urls_of_images_do_not_wait_for_downloads(start, content):
+    parts, _, client = start(max_model_len=512, allowed_media_domains=("127.0.0.1",))
+    is_over = threading.Event()
+    for _ in range(40):
+        parts.prompts.reader._downloading.submit(is_over.wait, 60)
+    body = {"infer_requests": [{"messages": [{"role": "user", "content": content}]}]}
+    try:
+        assert in_thread(client.post, "/infer/", json=body).result(timeout=20).status_code == 200
+    finally:
+        is_over.set()
+
+
+@pytest.mark.parametrize("form", [lambda url: url, lambda url: {"url": url}])
+def test_an_image_that_a_chat_names_by_its_url_is_fetched(start, host, form):
+    port, asked = host
+    _, _, client = start(max_model_len=512, allowed_media_domains=("127.0.0.1",))
+    parts = [{"type": "image_url", "image_url": form(f"http://127.0.0.1:{port}/a.png")}, {"type": "text", "text": "a"}]
+    body = {"infer_requests": [{"messages": [{"role": "user", "content": parts}]}]}
+    assert client.post("/infer/", json=body).status_code == 200
+    assert asked == ["/a.png"]
+
+
 def test_prompts_are_made_while_all_downloads_wait():
     reader, begun, is_over = ImageReader((), domains=("127.0.0.1",)), threading.Semaphore(0), threading.Event()
 

@@ -176,8 +176,12 @@ def check_count(count: int, name: str, limits: LimitsConfig, *, key: str) -> Non
 
 
 def _names_urls(request: GenerateRequest) -> bool:
-    """Whether images may have to be fetched; those within messages are known once these are rendered."""
-    return request.messages is not None or any(isinstance(each, str) and "://" in each for each in request.images)
+    """Whether images may have to be fetched: those of the call, or of parts of its messages."""
+    contents = [message.get("content") for message in request.messages or ()]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    values = [*request.images, *(value for part in parts for value in part.values())]
+    values += [inner for value in values if isinstance(value, dict) for inner in value.values()]
+    return any(isinstance(value, str) and "://" in value for value in values)
 
 
 def _owner(requests: Sequence[GenerateRequest], place: int) -> int:
