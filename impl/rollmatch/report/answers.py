@@ -62,7 +62,7 @@ def _row(answers: Sequence[Answer]) -> AnswerRow:
             AnswerCell(
                 when=when,
                 text=answer.response_text,
-                worth=MISSING if answer.worth is None else f"{answer.worth:.3g}",
+                worth=MISSING if answer.worth is None else f"{answer.worth:z.3g}",
                 style=style if place else "same",
             )
             for place, (when, answer) in enumerate(zip(whens, answers, strict=True))

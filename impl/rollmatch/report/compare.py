@@ -86,7 +86,7 @@ def _figures(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     """(metric, the last held-out value of each run) of every metric that is not 0 in all runs."""
     last = [run.history.evaluations[-1]["metrics"] if run.history.evaluations else {} for run in runs]
     metrics = dict.fromkeys(name for figures in last for name, value in figures.items() if value)
-    rows = [(name, [f"{figures[name]:.4g}" if name in figures else "-" for figures in last]) for name in metrics]
+    rows = [(name, [f"{figures[name]:z.4g}" if name in figures else "-" for figures in last]) for name in metrics]
     steps = ("optimizer steps", [str(len(run.history.steps)) for run in runs])
     return [steps, ("time", [duration(run.history.duration_s) for run in runs]), *rows]
 

@@ -89,7 +89,7 @@ def _lane(one: Mapping[str, object], place: int, x: Axis) -> Lane:
         what = ", ".join(f"{name} x {num}" if num > 1 else name for name, num in Counter(tools).items())
         text = f"turn {number}: {what or 'environment'}, {plain(replied - written, digits=2)} s"
         bars.append(place_bar(x, written, replied, kind="tool" if tools else "environment", text=text))
-    worth = "failed" if one.get("reward") is None else f"{finite(one['reward']) or 0.0:.3g}"
+    worth = "failed" if one.get("reward") is None else f"{finite(one['reward']) or 0.0:z.3g}"
     return Lane(
         label=f"{one.get('sample_id')}: {worth}",
         y=TOP + LANE * place,
@@ -156,7 +156,7 @@ def _chats(last: Sequence[Event]) -> tuple[Chat, ...]:
     return tuple(
         Chat(
             title=title,
-            about=f"reward {finite(chat.get('reward')) or 0.0:.3g}, {chat.get('origin')}",
+            about=f"reward {finite(chat.get('reward')) or 0.0:z.3g}, {chat.get('origin')}",
             messages=tuple((str(role), str(text)) for role, text in chat.get("messages", ())),
         )
         for title, chat in pairs

@@ -17,13 +17,13 @@ def finite(value: object) -> float | None:
 
 
 def plain(value: object, *, digits: int = 3) -> str:
-    """Fixed number of decimals, thousands apart.
+    """Fixed number of decimals, thousands apart; what rounds to zero has no sign.
 
-    >>> plain(2310.4, digits=0), plain(0.5), plain(None)
-    ('2,310', '0.500', '-')
+    >>> plain(2310.4, digits=0), plain(0.5), plain(-0.0001), plain(None)
+    ('2,310', '0.500', '0.000', '-')
     """
     number = finite(value)
-    return MISSING if number is None else f"{number:,.{digits}f}"
+    return MISSING if number is None else f"{number:z,.{digits}f}"
 
 
 def percent(value: object) -> str:
@@ -33,7 +33,7 @@ def percent(value: object) -> str:
     ('12.5%', '-')
     """
     number = finite(value)
-    return MISSING if number is None else f"{number:.1%}"
+    return MISSING if number is None else f"{number:z.1%}"
 
 
 def fixed(value: object) -> str:
@@ -46,7 +46,7 @@ def fixed(value: object) -> str:
     if number is None:
         return MISSING.rjust(5)
     digits = max(0, 4 - len(f"{number:.0f}"))
-    return f"{number:.{digits}f}".rjust(5)
+    return f"{number:z.{digits}f}".rjust(5)
 
 
 def compact(value: object) -> str:
@@ -61,7 +61,7 @@ def compact(value: object) -> str:
     for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= 0.9995 * scale:  # what would round up to it
             return f"{number / scale:.3g}{unit}"
-    return f"{number:.3g}"
+    return f"{number:z.3g}"
 
 
 def duration(seconds: object) -> str:

@@ -132,7 +132,7 @@ class Change:
         shown, noise = 0.0 if self.verdict == "same" else self.delta, self.noise
         scale, digits = (100, 1) if self.measure.as_percent else (1, 3)
         within = "" if noise is None or not math.isfinite(noise) else f" \u00b1 {scale * noise:.{digits}f}"
-        return f"{scale * shown:+.{digits}f}{within}{' pp' if self.measure.as_percent else ''}"
+        return f"{scale * shown:+z.{digits}f}{within}{' pp' if self.measure.as_percent else ''}"
 
 
 def _percent_of_track(value: float | None) -> float | None:

@@ -152,7 +152,7 @@ class RunWatcher(TrainerCallback):  # type: ignore[misc]  # transformers is not 
         cause = (
             f"{truncated:.0%} of the completions are cut off: raise max_new_tokens"
             if truncated >= MANY_CUT
-            else f"they are about {reward:.3g}: read completions in run.html (rollmatch page); the task is too hard "
+            else f"they are about {reward:z.3g}: read completions in run.html (rollmatch page); the task is too hard "
             "or too easy for the model, or the reward function does not find the answer"
         )
         self.console.warn(

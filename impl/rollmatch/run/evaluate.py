@@ -316,4 +316,4 @@ def judge(
 
 def _print(metrics: Mapping[str, float | None]) -> None:
     for name, value in metrics.items():
-        print(f"{name:14} {'-' if value is None else f'{value:.0f}' if name in COUNTS else f'{value:.3f}'}")
+        print(f"{name:14} {'-' if value is None else f'{value:.0f}' if name in COUNTS else f'{value:z.3f}'}")

@@ -294,4 +294,4 @@ def _is_shown(name: str) -> bool:
 
 
 def _shown(metrics: Mapping[str, float], name: str) -> str:
-    return f"{metrics[name]:.4g}" if name in metrics else "-"
+    return f"{metrics[name]:z.4g}" if name in metrics else "-"
