@@ -233,10 +233,13 @@ class Fence:
             returned = members.find_returned() if self.ranks.is_primary else mine.returned
             mine = mine._replace(lost=members.lost, returned=returned)
         states = [_State(*state) for state in self.ranks.gather(mine)]
-        returned = states[0].returned
+        returned, is_due = states[0].returned, any(state.is_due for state in states)
         if members is not None:
-            members.agree_on(frozenset().union(*(state.lost for state in states)) - returned)
-        return any(state.is_due for state in states) or bool(returned), max(state.version for state in states) + 1
+            lost = frozenset[int]().union(*(state.lost for state in states))
+            members.agree_on(lost - returned)
+            if lost and is_due and not has_moved:  # for a server, perhaps, that only another rank knew to be lost
+                is_due = any(self.ranks.gather(not self.backend.is_current()))
+        return is_due or bool(returned), max(state.version for state in states) + 1
 
     def _push_until_taken(self, weights: Counted, step: int, version: int) -> Mode:
         """Push, again as a newer version where servers were gone for a while. Errors: as ``_push``."""
