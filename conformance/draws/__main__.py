@@ -92,6 +92,20 @@ def main() -> int:
     return search(options)
 
 
+def rules_of(*phases: Phase) -> settings:
+    """Those of a round."""
+    return settings(
+        max_examples=ROUND,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        suppress_health_check=list(HealthCheck),
+        phases=phases,
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
+    )
+
+
 def search(options: argparse.Namespace) -> int:
     from conformance.draws.strategy import runs
 
@@ -100,16 +114,7 @@ def search(options: argparse.Namespace) -> int:
     number = options.seed if options.seed is not None else int(time.time())
     folder = Path(tempfile.mkdtemp(prefix="rollmatch-oracle-"))
     found = Search(folder, draws=options.draws, seconds=options.seconds, shrink_s=options.shrink_seconds)
-    rules = settings(
-        max_examples=ROUND,
-        deadline=None,
-        database=None,
-        print_blob=False,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink),
-        verbosity=Verbosity.quiet,
-        report_multiple_bugs=False,
-    )
+    rules = rules_of(Phase.generate, Phase.shrink)
     try:
         for part in count():
             if found.is_over:
