@@ -22,7 +22,13 @@ DOORS = (
     "access", "limits", "connections", "openapi", "payloads", "reading", "server_requests", "openai_bodies", "images",
     "wrong_fields", "chunks", "in_place", "tool_calls", "fuzz",
 )  # fmt: skip
-TESTS = [f"conformance/unit/server/test_{name}.py" for name in DOORS]
+FOLDERS = ("unit/server", "scenarios/rollout_server", "scenarios/server_dialects")
+TESTS = [
+    str(path)
+    for name in DOORS
+    for folder in FOLDERS
+    if (ROOT / (path := Path("conformance", folder, f"test_{name}.py"))).exists()
+]
 
 
 def lowest():

@@ -13,6 +13,7 @@ from coverage import CoverageData
 from conformance.tools.trial import IMPL, ROOT
 
 MAP = ROOT / "build/coverage"
+UP = "scenarios/launchers/test_up.py::test_"
 CLUSTER = "scenarios/launchers/test_up_on_cluster.py::test_"
 BESIDE = {
     "scenarios/server_dialects/test_engine_stock.py": "weights/worker/stock_engine|dialects/vllm/",
@@ -28,15 +29,13 @@ BESIDE = {
     f"{CLUSTER}a_cluster_that_is_too_small_is_refused_with_its_numbers": "launch/ray_",
     f"{CLUSTER}a_server_that_is_lost_too_often_ends_the_run": "launch/ray_",
     f"{CLUSTER}a_server_that_comes_back_at_another_address_ends_the_run": "launch/ray_",
-    "unit/launch/test_up.py::test_an_interrupt_ends_the_run_on_this_machine_with_a_checkpoint_and_leaves_nothing": (
-        "launch/ray"
-    ),
+    f"{UP}an_interrupt_ends_the_run_on_this_machine_with_a_checkpoint_and_leaves_nothing": "launch/ray",
     "unit/launch/test_doctor.py": "launch/torchvision_hook",
     "unit/run/test_callbacks.py": "run/(assemble|callbacks)",
     "scenarios/launchers/test_learner_launcher.py": "launch/(processes|learner)",
-    "unit/run/test_train_resume.py": r"run/(callbacks|lifecycle)\.py",
+    "scenarios/data_ownership/test_train_resume.py": r"run/(callbacks|lifecycle)\.py",
     "unit/run/test_colocate_run.py": "rollout/vllm_colocate",
-    "unit/rollout/test_vllm_colocate.py": "rollout/vllm_colocate",
+    "scenarios/rollout_backends/test_vllm_colocate.py": "rollout/vllm_colocate",
     "judge/vectors/test_vectors.py": "cli/vectors",
     "scenarios/learner_ranks/test_ranks_of_learner.py": "model/sharding",
     "scenarios/learner_ranks/test_ddp.py": "model/sharding|training/trainer|learn/score",

@@ -67,7 +67,7 @@ def test_ranks_of_one_group_get_their_own_rollouts(model, monkeypatch):
     ],
 )
 def test_eight_scenes_through_the_engines_interface(model, monkeypatch):
-    """The engine is a double; the real one answers in conformance/unit/rollout/test_vllm_colocate.py."""
+    """The engine is a double; the real one answers in conformance/scenarios/rollout_backends/test_vllm_colocate.py."""
     backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
     backend.push(model.named_parameters(), version=1)
     few = sorted(scenes(), key=lambda sample: len(sample.objects))[:8]

@@ -57,7 +57,7 @@ def test_two_steps_with_accumulation(tmp_path):
     clauses=["weight-sync/fresh-rollouts-come-from-the-newest-weights#1,5", "weight-sync/weights-travel-in-memory#1"],
 )
 def test_an_engine_that_remembers_is_not_older_than_the_model(model, monkeypatch):
-    """The engine is a double; the real one answers in conformance/unit/rollout/test_vllm_colocate.py."""
+    """The engine is a double; the real one answers in conformance/scenarios/rollout_backends/test_vllm_colocate.py."""
     requests = requests_for(scenes()[:2])
     backend = make_remembering_backend(model, template_of(), Ranks(), monkeypatch)
     with refused("rollout-before-sync"):

@@ -56,6 +56,12 @@ def test_every_rule_has_a_test_and_every_marker_a_rule():
     assert check_binding(read_claims(), read_specification(), UNPROVABLE) == []
 
 
+def test_scenarios_are_shown_where_a_reader_looks_for_them():
+    scenarios = read_specification().scenarios
+    wrong = [claim.test for claim in read_claims() if claim.rule_id in scenarios and "/unit/" in f"/{claim.test}"]
+    assert wrong == [], "a file with a test that a scenario names lies in that capability's folder of scenarios/"
+
+
 def test_no_scenario_was_lost():
     assert len(read_specification().scenarios) >= 347
     assert len(read_specification().clauses) >= 514
