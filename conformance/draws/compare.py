@@ -242,8 +242,8 @@ def headline(before: dict, after: dict, oracle: Oracle) -> str:
         name, subject = "teacher_logprob", "Log-probability by the teacher"
     old, new = before[name], after[name]
     if abs(new - old) < 5e-4:
-        return f"{subject} stayed at {new:.3f}"
-    return f"{subject} went from {old:.3f} to {new:.3f}, which may be noise, in {oracle.num_steps} steps."
+        return f"{subject} stayed at {new:z.3f}"
+    return f"{subject} went from {old:z.3f} to {new:z.3f}, which may be noise, in {oracle.num_steps} steps."
 
 
 def evaluated(journal: list[dict], step: int, oracle: Oracle) -> dict:
