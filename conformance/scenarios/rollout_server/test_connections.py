@@ -118,6 +118,19 @@ def closed_after_s(connection):
     return time.monotonic() - began
 
 
+def is_closed(connection):
+    """Whether the other side has closed it, all that it sent before left aside."""
+    connection.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        try:
+            while connection.recv(4096):
+                pass
+        except ConnectionError:
+            pass
+        return True
+    return False
+
+
 @pytest.mark.scenario(clauses=["rollout-server/health-is-answered-while-tokens-are-generated#1"])
 def test_health_is_answered_while_the_event_loop_is_busy(serve):
     served = serve()
@@ -240,7 +253,7 @@ def test_connections_that_send_no_call_make_room_for_those_that_do(serve, first,
     time.sleep(1.5)
     for _ in range(30):
         assert requests.get(f"{served.url}/get_world_size/", timeout=60).status_code == 200
-    assert closed_after_s(slow.pop(0)) < 3
+    assert any(is_closed(connection) for connection in slow)
     for connection in slow:
         connection.close()
 

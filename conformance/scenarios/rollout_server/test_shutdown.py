@@ -31,6 +31,7 @@ threading.Event().wait()
 """A server that does not end in order: its main thread waits for ever."""
 IN_ORDER = """
 import os, signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it (nohup)
 from rollmatch.serve import shutdown
 shutdown.LONGEST_S = 1000.0
 with shutdown.Shutdown(lambda: print("cleaned", flush=True)) as ending:
