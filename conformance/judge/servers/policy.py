@@ -42,7 +42,7 @@ class Policies:
     def tokenizer(self):
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.directory)
+        return AutoTokenizer.from_pretrained(self.directory, trust_remote_code=False)
 
     def encode(self, text: str, *, has_picture: bool = False) -> list[int]:
         """A user's question, by the model's own chat template; a picture before it is one placeholder."""

@@ -146,7 +146,7 @@ class Scorer:
     def _processor(self) -> Any:
         from transformers import AutoProcessor
 
-        return AutoProcessor.from_pretrained(self.policies.directory)
+        return AutoProcessor.from_pretrained(self.policies.directory, trust_remote_code=False)
 
     def _load(self, number: int) -> None:
         if self._loaded != number:
