@@ -6,12 +6,17 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.doubles.http_server import http_server, send
+from conformance.doubles.instance import free_port
 from conformance.doubles.ranks import together
+from conformance.doubles.swift_double import QUICK
+from rollmatch.dialects.session import ClientSettings, RolloutServer
 from rollmatch.errors import RollmatchError
 from rollmatch.journal import Journal, read_journal
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import RolloutBackend
 from rollmatch.rollout.fence import Fence, PushFailed
+from rollmatch.rollout.members import ServerMembers
 from rollmatch.weights.plan import TensorMismatch
 
 WEIGHTS = {"a": torch.zeros(3, 2), "b": torch.ones(5, dtype=torch.bfloat16)}
@@ -184,6 +189,26 @@ def test_ranks_that_agree_on_the_step_do_not_sync(tmp_path):
     events, errors = sync_on_all(tmp_path, step=5, remembered=(5, 5, 5))
     assert errors == [None] * 3
     assert {name for _, name in events} == {"gather", "go on"}
+
+
+@pytest.mark.parametrize("lost_by", [(0, 2), (1,), (2,)])
+def test_a_server_that_only_some_ranks_know_to_be_lost_makes_no_sync_due(tmp_path, lost_by):
+    """The others find a server that does not answer: the same weights were sent once more to those that had them."""
+
+    def sync(member):
+        urls = (served.url, f"http://127.0.0.1:{free_port()}")
+        members = ServerMembers([RolloutServer(url, ClientSettings(timeout_s=1, watch=QUICK)) for url in urls])
+        backend, members.min_servers, members.instances = Backend(), 1, {0: "a", 1: "b"}
+        backend.members, backend.is_current = members, members.are_current
+        if member.rank in lost_by:
+            assert members.leave_out(1)
+        fence = Fence(backend, ThreadRanks(member, []), Journal(tmp_path / f"{member.rank}.jsonl", rank=member.rank))
+        fence.synced_step = 4
+        fence.sync_if_due(4, weights)
+        return backend.taken, members.present
+
+    with http_server(lambda handler: send(handler, 200, {"status": "ok", "instance": "a"})) as served:
+        assert together(3, sync) == [([], (0,))] * 3
 
 
 def test_all_ranks_count_on_from_the_newest_version(tmp_path):
