@@ -28,7 +28,7 @@ from rollmatch.weights.named_weights import named_weights
 
 pytestmark = [pytest.mark.engine, pytest.mark.wide]
 LANGUAGE = r"model\.language_model\..*\.(q_proj|v_proj|down_proj)"
-WORKER = ("-m", "conformance.unit.rollout.test_tensor_parallel")
+WORKER = ("-m", "conformance.scenarios.weight_sync.test_tensor_parallel")
 
 
 def shared_memory():
