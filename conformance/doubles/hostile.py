@@ -61,7 +61,7 @@ def begin(handler):
     handler.end_headers()
 
 
-def move(handler, place):
-    handler.send_response(307)
+def move(handler, place, status=307):
+    handler.send_response(status)
     handler.send_header("Location", place)
     handler.end_headers()

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 
 import pytest
@@ -70,16 +70,18 @@ def test_a_call_ends_by_name_in_its_own_time_and_size(call, how):
     assert not asked
 
 
-def test_a_redirect_within_the_server_is_followed_with_its_body():
+@pytest.mark.parametrize(("status", "keeps_body"), [(301, False), (302, False), (303, False), (307, True), (308, True)])
+def test_a_redirect_within_the_server_is_followed_with_its_body_or_not(status, keeps_body):
     def answer(handler):
         body = handler.rfile.read(int(handler.headers.get("Content-Length", 0))).decode()
         if handler.path.endswith("/"):
             send(handler, 200, {"body": body})
         else:
-            move(handler, f"{handler.path}/")
+            move(handler, f"{handler.path}/", status)
 
     with http_server(answer) as server:
-        assert HttpServer(server.url).post("/update", {"a": 1}, timeout_s=20).body == {"body": '{"a":1}'}
+        with nullcontext() if keeps_body else refused("server-refused", server.url, problem="redirected to /update/"):
+            assert HttpServer(server.url).post("/update", {"a": 1}, timeout_s=20).body == {"body": '{"a":1}'}
         assert HttpServer(server.url).get("/health", timeout_s=20).body == {"body": ""}
 
 

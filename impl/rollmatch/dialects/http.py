@@ -42,8 +42,8 @@ CONNECT_TIMEOUT_S = 10.0
 CALL_HEADER = "x-call-id"
 """Header by which our server reports the progress of a call; the caller chooses its value."""
 JSON, MSGPACK = "application/json", "application/msgpack"
-MOVED = (requests.codes.temporary_redirect, requests.codes.permanent_redirect)
-"""The same call with its body at another place."""
+MOVED = {"GET": (301, 302, 303, 307, 308), "POST": (307, 308)}
+"""The same call at another place: after the others, a POST would be a GET without its body."""
 REPLY_S = 300.0
 REPLY_BYTES, TOKEN_BYTES = 64 << 20, 1 << 10
 """Longest reply, and what is added for each token that its call asks for."""
@@ -207,7 +207,10 @@ class HttpServer:
             for scheme in ("http://", "https://"):
                 session.mount(scheme, _LimitedAdapter(limit))
             try:
-                reply = _followed(partial(session.request, call.method, data=call.data, headers=headers), url, limits)
+                ask = partial(
+                    session.request, call.method, data=call.data, headers=headers, timeout=limits, stream=True
+                )
+                reply = _followed(ask, url, MOVED[call.method])
                 limit.reply_begins()
                 parts = reply.raw.stream(_CHUNK_BYTES, decode_content=False)
                 content = _joined(parts, most, self.base_url, path)
@@ -350,12 +353,11 @@ class PostCall:
         return _late(self._base_url, self._path, self._timeout_s) if limit.is_over else outcome
 
 
-def _followed(ask: Callable[..., requests.Response], url: str, limits: tuple[float, float | None]) -> requests.Response:
+def _followed(ask: Callable[[str], requests.Response], url: str, moved: Sequence[int]) -> requests.Response:
     """The reply, after one redirect at most, as a router writes a route's last slash; none leads to another server."""
-    ask = partial(ask, timeout=limits, stream=True)
     reply = ask(url)
     target = urljoin(url, reply.headers.get("Location", ""))
-    if reply.status_code not in MOVED or urlsplit(target)[:2] != urlsplit(url)[:2]:
+    if reply.status_code not in moved or urlsplit(target)[:2] != urlsplit(url)[:2]:
         return reply
     reply.close()
     return ask(target)
