@@ -40,7 +40,7 @@ def features(draw: dict) -> set[str]:
     """
     keys = draw["keys"]
     found = {f"{key}={json.dumps(value)}" for key, value in keys.items()}
-    found |= {f"{name}={draw[name]}" for name in ("family", "dialect", "ranks", "dropout", "wrong") if name in draw}
+    found |= {f"{name}={draw[name]}" for name in ("family", "dialect", "ranks", "dropout") if name in draw}
     found.add(f"servers={len(draw['servers'])}")
     found |= {f"server {place} {one['fails'][0][2]}" for place, one in enumerate(draw["servers"]) if "fails" in one}
     found.add(f"images={max((len(one.get('images', ())) for one in draw['samples']), default=0)}")
@@ -69,13 +69,13 @@ def chosen(draws: list[dict], number: int, held: set) -> list[dict]:
 
 
 def drawn(number: int, ranks: int) -> list[dict]:
-    """Different draws of so many ranks."""
+    """Different draws of so many ranks, less those that are refused for wrong keys."""
     found: dict[str, dict] = {}
     rules = rules_of(Phase.generate)
     for part in range(number // ROUND):
         keep = rules(given(draw=runs(ranks=ranks))(lambda draw: found.update({json.dumps(draw): draw})))
         seed(part)(keep)()
-    return [draw for draw in found.values() if draw.get("ranks", 1) == ranks]
+    return [draw for draw in found.values() if draw.get("ranks", 1) == ranks and "wrong" not in draw]
 
 
 def main() -> None:

@@ -122,11 +122,9 @@ def is_closed(connection):
     """Whether the other side has closed it, all that it sent before left aside."""
     connection.setblocking(False)
     with contextlib.suppress(BlockingIOError):
-        try:
+        with contextlib.suppress(ConnectionError):
             while connection.recv(4096):
                 pass
-        except ConnectionError:
-            pass
         return True
     return False
 
