@@ -2,12 +2,17 @@
 
 import json
 import re
+import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor
 
 PICTURE, SIDE = "<|vision_start|><|image_pad|><|vision_end|>", 32
@@ -15,9 +20,12 @@ PICTURE, SIDE = "<|vision_start|><|image_pad|><|vision_end|>", 32
 
 
 class Words:
-    """Texts and ids of a tokenizer with one token a byte, from ``tokenizer.json``."""
+    """Texts and ids of a tokenizer with one token a byte, from ``tokenizer.json``.
 
-    def __init__(self, directory: Path) -> None:
+    ``stop``: what ends a turn; responses end at the model's own end, too. ``mark``: what the template writes first.
+    """
+
+    def __init__(self, directory: Path, stop: str = "<|im_end|>", mark: str = "") -> None:
         tree = json.loads((directory / "tokenizer.json").read_text())
         printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
         table = {chr(byte): byte for byte in printable}
@@ -27,7 +35,8 @@ class Words:
         written = [one for one in tree["added_tokens"] if not one["special"]]  # special ones are no text
         self.bytes_of |= {one["id"]: one["content"].encode() for one in written}
         self.id_of = {raw: i for i, raw in self.bytes_of.items() if i not in self.added.values()}
-        self.stop, self.pad = self.added["<|im_end|>"], self.added.get("<|image_pad|>")
+        self.stop, self.pad, self.mark = self.added[stop], self.added.get("<|image_pad|>"), mark
+        self.stops = {self.stop, self.added["<|im_end|>"]}
         self.banned = [self.added[w] for w in ("<|image_pad|>", "<|video_pad|>") if w in self.added]
         """Placeholders of pictures that are not there."""
 
@@ -42,10 +51,10 @@ class Words:
     def _ids_of(self, part: str) -> list[int]:
         return [self.added[part]] if part in self.added else [self.id_of[bytes([byte])] for byte in part.encode()]
 
-    def chat(self, messages: list[tuple[str, str]]) -> list[int]:
-        """The prompt's ids, by the template of ``conformance.doubles.checkpoints``."""
+    def chat(self, messages: list[tuple[str, str]], mark: str | None = None) -> list[int]:
+        """The prompt's ids, by the template of ``conformance.draws.models``; ``mark``: None is the run's."""
         lines = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in messages)
-        return self.ids(f"{lines}<|im_start|>assistant\n")
+        return self.ids(f"{self.mark if mark is None else mark}{lines}<|im_start|>assistant\n")
 
     def expanded(self, ids, sizes) -> list[int]:
         """With as many placeholders as each picture has tokens."""
@@ -53,9 +62,22 @@ class Words:
         return [i for token in ids for i in ([token] * next(numbers) if token == self.pad else [token])]
 
 
-@cache
-def words_of(directory: Path) -> Words:
-    return Words(directory)
+_words = cache(Words)
+
+
+def words_of(directory: Path, keys: Mapping[str, Any] = MappingProxyType({})) -> Words:
+    """Those of a run."""
+    stop = keys.get("model.stop_token") or "<|im_end|>"
+    return _words(directory, stop, keys.get("model.chat_template_kwargs", {}).get("mark", ""))
+
+
+def saved(checkpoint: Path, *, adapts: bool) -> dict:
+    """Weights in a checkpoint, also where FSDP2 has written each rank's part of them."""
+    if not (parts := checkpoint / "pytorch_model_fsdp_0").exists():
+        return load_file(checkpoint / f"{'adapter_model' if adapts else 'model'}.safetensors")
+    with tempfile.TemporaryDirectory() as folder:
+        dcp_to_torch_save(parts, whole := Path(folder) / "whole.pt")
+        return torch.load(whole)["model"]
 
 
 class Policy:
@@ -76,9 +98,8 @@ class Policy:
 
     def take(self, checkpoint: Path) -> None:
         """The weights of a checkpoint."""
-        file = "adapter_model.safetensors" if self.adapts else "model.safetensors"
         own = dict(self.model.named_parameters())
-        for name, tensor in load_file(checkpoint / file).items():
+        for name, tensor in saved(checkpoint, adapts=self.adapts).items():
             if self.adapts:
                 self.weights[name] = tensor.to(self.dtype).requires_grad_()
             elif name in own:

@@ -13,6 +13,7 @@ from conformance.doubles.ddp_worker import OF_ALL_RANKS
 from conformance.doubles.digits import write_cut
 from conformance.doubles.small_run import events, make_trainer, step_between, weights_of
 from conformance.doubles.started import HF, finish_ranks, in_time, journal_of, journals_of, started_ranks, train_command
+from conformance.oracle.policy import saved
 from rollmatch.run.directory import last_checkpoint
 
 WORKER = ("-m", "conformance.doubles.ddp_worker")
@@ -54,11 +55,18 @@ def test_both_ranks_hold_the_same_weights_bit_for_bit(pair_of_ranks):
 
 @pytest.mark.scenario(
     "learner-ranks/one-rank-s-batch-has-no-image",
-    clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#6"],
+    "learner-ranks/no-rank-s-batch-has-an-image",
+    clauses=[
+        "learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#6",
+        "learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#7",
+    ],
 )
-def test_a_rank_whose_batch_has_no_image_learns_with_the_others(tmp_path):
+@pytest.mark.parametrize("frozen", ["true", "false"])
+def test_a_rank_whose_batch_has_no_image_learns_with_the_others(tmp_path, frozen):
     """DDP waits for all gradients, and FSDP2 sums up those that are there: the vision tower's are not."""
-    overrides = (*TWO_STEPS, "training.per_device_train_batch_size=1", "training.gradient_checkpointing=true")
+    overrides = (*TWO_STEPS, "training.max_steps=4", "training.per_device_train_batch_size=1", "training.seed=6")
+    overrides += (f"tuner.freeze_llm={frozen}", f"training.gradient_checkpointing={frozen == 'false'}")
+    overrides += ("training.weight_decay=0.1", "training.save_steps=1", "training.save_total_limit=4")
     learnt = {}
     for strategy in ("ddp", "fsdp2"):
         (out := tmp_path / strategy).mkdir()
@@ -66,7 +74,17 @@ def test_a_rank_whose_batch_has_no_image_learns_with_the_others(tmp_path):
         finish_ranks(out, 2, sys.executable, *WORKER, *words)
         steps = zip(*journals_of(out, "packed", num_ranks=2), strict=True)
         kinds = [{sample_id % 2 for row in ranks for sample_id in chain(*row["sample_ids"])} for ranks in steps]
-        assert {0, 1} in kinds, "no step had an image on one rank alone"
+        assert kinds[0] == {0, 1}, "no step had an image on one rank alone"
+        assert kinds[1] == {1}, "no step had no image"
+        towers = [
+            {
+                name: weight
+                for name, weight in saved(out / f"checkpoint-{step}", adapts=False).items()
+                if "visual" in name
+            }
+            for step in (1, 2)
+        ]
+        assert all(torch.equal(weight, towers[1][name]) for name, weight in towers[0].items())
         first, learnt[strategy] = (load_file(out / f"rank{rank}.safetensors") for rank in (0, 1))
         assert all(torch.equal(weight, learnt[strategy][name]) for name, weight in first.items())
     whole, split = learnt["ddp"], learnt["fsdp2"]

@@ -147,7 +147,7 @@ def test_an_adapter_is_merged_at_the_start_into_weights_that_ranks_hold_in_parts
         check_alike(split, whole)
 
 
-@pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#8"])
+@pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#9"])
 @pytest.mark.parametrize("name", ["old", "reference"])
 def test_scoring_is_refused_where_only_some_ranks_have_images(name, tmp_path):
     model, record = write_cut(tmp_path / "model"), json.loads((CONFIG.parent / "train.jsonl").open().readline())

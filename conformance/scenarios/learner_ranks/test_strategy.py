@@ -176,7 +176,7 @@ def test_a_launcher_s_file_offloads_what_the_strategy_s_file_does(launched, file
         strategy_check.check_strategy(config, learner_world_size=2)
 
 
-@pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#7"])
+@pytest.mark.scenario(clauses=["learner-ranks/the-policy-is-shared-as-configured-or-not-at-all#8"])
 def test_ranks_that_would_share_rows_are_refused(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
     with refused("parallelism-unsupported", key="ACCELERATE_USE_PARALLELISM_CONFIG", remedy="fsdp2"):

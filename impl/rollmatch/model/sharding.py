@@ -238,50 +238,6 @@ def not_engaged(strategy: str) -> LaunchError:
     return LaunchError(problem, code="strategy-not-engaged", key="training.strategy", remedy=remedy)
 
 
-class EvenGradients:
-    """Gradients of the same weights on every rank, of those that FSDP2 gathers with the whole model.
-
-    A vision tower gets none from a batch without images, and ranks would sum up tensors of different sizes. Weights
-    that a pass has not used get a gradient of zeros.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        inner = [part for part in model.modules() if isinstance(part, FSDPModule) and part is not model]
-        apart = {id(weight) for part in inner for weight in part.parameters()}
-        self._held = [
-            (part, name)
-            for part in model.modules()
-            for name, weight in part.named_parameters(recurse=False)
-            if weight.requires_grad and id(weight) not in apart
-        ]
-        self._zero: Tensor | None = None
-        model.register_forward_pre_hook(self._begin)
-
-    def _begin(self, *_: object) -> None:
-        """Before all else of a forward pass, but after FSDP2 has gathered the weights."""
-        weights = [part._parameters[name] for part, name in self._held]
-        self._zero = _ZerosWhereUnused.apply(*weights) if weights else None  # type: ignore[no-untyped-call]
-
-    def join(self, loss: Tensor) -> Tensor:
-        """The same loss, with a graph that reaches all weights of the last forward pass."""
-        zero, self._zero = self._zero, None
-        return loss if zero is None else loss + zero.to(loss.dtype)
-
-
-class _ZerosWhereUnused(torch.autograd.Function):
-    """[...] weights -> a scalar 0. Its backward pass comes last, as autograd takes the newest node that is ready."""
-
-    @staticmethod
-    def forward(ctx: Any, *weights: Tensor) -> Tensor:
-        ctx.weights = weights
-        return weights[0].new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, zero: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients for weights that have none by now."""
-        return tuple(torch.zeros_like(weight) if weight.grad is None else None for weight in ctx.weights)
-
-
 @torch.no_grad()
 def run_idle(model: nn.Module) -> None:
     """A forward pass of one token, for the passes of other ranks."""

@@ -32,10 +32,11 @@ from rollmatch.learn.batch import Passes
 from rollmatch.learn.head import Logits, Scoring
 from rollmatch.learn.score import SegmentScorer
 from rollmatch.model.decoder_layers import sharded_units
+from rollmatch.model.even_gradients import EvenGradients
 from rollmatch.model.images import ImageFeatures
 from rollmatch.model.parts import NAMES, Part, count_parts
 from rollmatch.model.policy import head_worth_avoiding, unwrap
-from rollmatch.model.sharding import EvenGradients, check_split, not_engaged
+from rollmatch.model.sharding import check_split, not_engaged
 from rollmatch.model.source import step_of
 from rollmatch.objectives.protocol import ObjectiveContext, Terms, TrainingTargets
 from rollmatch.records import Rollout, Sample, Segment
@@ -46,6 +47,7 @@ from rollmatch.training.checkpointer import Checkpointer, check_trainer_state
 from rollmatch.training.evaluation import evaluate_policy, keep_evaluation
 from rollmatch.training.further import FurtherSamples
 from rollmatch.training.learner import Learner
+from rollmatch.training.optimizer_state import complete_state
 from rollmatch.training.packer_state import WindowTargets
 from rollmatch.training.report import StepReport, gpu_use
 from rollmatch.weights.finite import first_not_finite
@@ -106,8 +108,9 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         if learner.averages:
             self.add_callback(AverageWeights(learner.averages))
         self._is_split = False
-        self._even_gradients: EvenGradients | None = None
-        """What gives all ranks gradients of the same weights from every pass; None: they have them by themselves."""
+        finds_unused = args.ddp_find_unused_parameters and source.ranks.learner_world_size > 1
+        self._even_gradients = EvenGradients(model, is_split=False) if finds_unused else None
+        """What gives all ranks gradients of the same weights; None: they have them by themselves."""
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -215,6 +218,9 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
                 self.learner.score_waiting(packer, self._context(report, targets.features).score)
             report.num_carried = 0 if packer is None else packer.buffered
             self.source.journal.write("packed", **report.packed())
+        if self._even_gradients is not None:
+            has_images = any(segment.sample.images for batch in report.batches for segment in batch.segments)
+            self._even_gradients.is_needed = any(self.source.ranks.gather(has_images))
         supervisions = [batch.supervision for batch in report.batches]
         self.totals = self.learner.objective.total_of(supervisions, self.source.ranks.sum)
         self.source.fence.backend.rest()
@@ -252,7 +258,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
         total, _outputs = self.scoring(model, batch.inputs, score)
         self.report.add_terms(terms[-1].figures)
         loss = total * self.source.ranks.learner_world_size
-        return loss if self._even_gradients is None else self._even_gradients.join(loss)
+        return loss if loss.requires_grad else loss.requires_grad_()  # a pass that uses nothing that learns
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the step's figures to the line that holds the loss; the timeline follows it."""
@@ -426,7 +432,7 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
             num_steps = self.set_initial_training_values(self.args, loader)[-1]
             super()._prepare_for_training(num_steps, loader, None)
             check_split(self.model, "fsdp2")
-            self._is_split, self._even_gradients = True, EvenGradients(self.model)
+            self._is_split, self._even_gradients = True, EvenGradients(self.model, is_split=True)
         if self.args.deepspeed and not self.is_deepspeed_enabled:
             raise not_engaged("deepspeed")
 
@@ -543,6 +549,8 @@ class RolloutTrainer(Trainer):  # type: ignore[misc]  # transformers is not type
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """As transformers', with what is under way."""
         step = self.state.global_step
+        if self._is_split:
+            complete_state(self.optimizer.optimizer)
         with self.checkpointer.saving(step, self._waiting(step), self.window_targets):
             super()._save_checkpoint(model, trial)
 
