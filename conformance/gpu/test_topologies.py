@@ -13,7 +13,7 @@ from conformance.doubles.digits import CONFIG, ROOT, absolute, template_of
 from conformance.doubles.divided import check_who_did_what, run_division
 from conformance.doubles.division import GRPO, MATCHING, VLLM, typed
 from conformance.doubles.instance import free_port
-from conformance.doubles.started import finish, in_time, journals_of, keep, started
+from conformance.doubles.started import HF, finish, in_time, journal_of, journals_of, keep, started, train_command
 from conformance.gpu.greedy import answers
 from conformance.gpu.peers import server_overrides
 from conformance.judge.calls import Server
@@ -63,6 +63,15 @@ def test_a_colocated_run_learns(tmp_path, sleep_level):
     code, text = finish(typed("train", CONFIG, "0", overrides), tmp_path / "learner.txt")
     assert code == 0, text[-3000:]
     check_run(out, 1)
+
+
+@pytest.mark.gpu(2)
+def test_a_process_that_sees_two_gpus_learns_on_the_first(tmp_path):
+    """Without ``--gpus``: as people start their first run."""
+    overrides = (*HF, f"training.output_dir={tmp_path / 'run'}", "training.max_steps=2", "training.eval_scenes=4")
+    code, text = finish(train_command(*overrides), tmp_path / "learner.txt", CUDA_VISIBLE_DEVICES="0,1")
+    assert code == 0, text[-3000:]
+    assert [event["step"] for event in journal_of(tmp_path / "run", "step")] == [1, 2]
 
 
 def fresh_answers(checkpoint):

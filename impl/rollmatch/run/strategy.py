@@ -17,7 +17,12 @@ def strategy_arguments(strategy: Strategy) -> dict[str, object]:
 
 
 def complete(arguments: TrainingArguments, strategy: Strategy) -> TrainingArguments:
-    """Add what ``fsdp_config`` has no names for, precision, and let accelerate split a policy on CPUs."""
+    """Add what ``fsdp_config`` has no names for, precision, and let accelerate split a policy on CPUs.
+
+    A process is one rank, on the first GPU that it sees.
+    """
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # transformers would hand each batch out to all of them
     if strategy.engine == "fsdp2" and arguments.bf16:
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
