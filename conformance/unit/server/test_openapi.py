@@ -106,6 +106,13 @@ def test_whole_numbers_are_those_of_json_schema(client, described, dialect):
     assert num_allowed
 
 
+def test_every_reference_leads_to_a_schema(described):
+    parts = [part for path in places_in(described) if isinstance(part := value_at(described, path), dict)]
+    references = {part["$ref"] for part in parts if isinstance(part.get("$ref"), str)}
+    assert references
+    assert references <= {f"#/components/schemas/{name}" for name in described["components"]["schemas"]}
+
+
 def test_every_integer_of_a_body_is_bounded(described):
     schemas = {name: schema for name, schema in described["components"]["schemas"].items() if "Failure" not in name}
     parts = [(path, part) for path in places_in(schemas) if isinstance(part := value_at(schemas, path), dict)]

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -17,7 +18,7 @@ from rollmatch.dialects.trl.control_routes import control_routes
 from rollmatch.dialects.trl.routes import trl_routes
 from rollmatch.dialects.vllm.routes import vllm_routes
 from rollmatch.errors import RollmatchError
-from rollmatch.server.failures import Refusal
+from rollmatch.server.failures import Refusal, dotted
 from rollmatch.server.health import health_of
 from rollmatch.server.http import Gate, SlashAtEnd, answer, refuse
 from rollmatch.server.openapi import describe
@@ -69,6 +70,13 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RollmatchError)
     async def failed(request: Request, error: RollmatchError) -> Response:
         return refuse(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def misread(request: Request, error: RequestValidationError) -> Response:
+        """Of what stands behind ``?``; routes read bodies by themselves."""
+        first = error.errors()[0]
+        remedy = "See /openapi.json."
+        return refuse(request, Refusal(first["msg"], code="body-invalid", key=dotted(first["loc"][1:]), remedy=remedy))
 
     @app.exception_handler(HTTPException)
     async def unknown(request: Request, error: HTTPException) -> Response:

@@ -57,6 +57,7 @@ def _described(app: FastAPI) -> dict[str, Any]:
         failure = references[failures[path.startswith(OPENAI)]]
         for operation in operations.values():
             content = {CONTENT_TYPES[0]: {"schema": failure}}
+            operation["responses"].pop("422", None)  # FastAPI's own form, which no route answers in
             operation["responses"]["default"] = {"description": "A failure", "content": content}
         if path in bodies:
             kind, content_types = bodies[path]

@@ -71,6 +71,14 @@ WeightVersion = Annotated[str, Field(max_length=1024)]
 """The learner's name of its weights."""
 
 
+class PauseQuery(Payload):
+    """What stands behind ``/pause?``."""
+
+    mode: Literal["abort", "wait", "keep"] = "abort"
+    """``wait``: responses end first. ``keep``: they are written again after the pause. ``abort``: they fail."""
+    clear_cache: bool = True
+
+
 class FinishBody(Payload):
     """``/finish_weight_update``."""
 

@@ -4,20 +4,18 @@ Every call ends when what it asks for is done. Sources: vLLM 0.32 ``entrypoints/
 ``distributed/weight_transfer/nccl_common.py``, TRL 1.16 ``generation/vllm_client.py``.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from rollmatch.dialects.vllm.bodies import FinishBody, InitBody, StartBody, UpdateBody, WeightVersionBody
+from rollmatch.dialects.vllm.bodies import FinishBody, InitBody, PauseQuery, StartBody, UpdateBody, WeightVersionBody
 from rollmatch.dialects.vllm.update import StockUpdate
 from rollmatch.server.http import answer, read_body, unless_gone
 from rollmatch.server.openapi import accepts
 from rollmatch.server.settings import ServerSettings
 from rollmatch.server.state import ServerState
 from rollmatch.server.update import Event, Hold, UpdateState
-
-PauseMode = Literal["abort", "wait", "keep"]
 
 
 def vllm_routes(server: ServerState) -> APIRouter:
@@ -104,13 +102,12 @@ def _add_pauses(router: APIRouter, server: ServerState) -> None:
     update, pool = server.update, server.pool
 
     @router.post("/pause/")
-    async def pause(request: Request, mode: PauseMode = "abort", clear_cache: bool = True) -> Response:
-        """``wait``: responses end first. ``keep``: they are written again after the pause. ``abort``: they fail."""
+    async def pause(request: Request, query: Annotated[PauseQuery, Query()]) -> Response:
         update.fire(Event.HELD)
-        if mode == "abort":
+        if query.mode == "abort":
             await pool.abort()
-        await pool.drain(within_s=None if mode == "wait" else 0.0)
-        if clear_cache:
+        await pool.drain(within_s=None if query.mode == "wait" else 0.0)
+        if query.clear_cache:
             await pool.reset_caches()
         return answer(request, {"status": "paused"})
 
