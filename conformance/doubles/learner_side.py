@@ -8,6 +8,7 @@ from rollmatch.dialects.native.group import Rendezvous
 from rollmatch.dialects.native.sender import NativeSender
 from rollmatch.dialects.session import DIALECTS, ClientSettings, RolloutServer
 from rollmatch.journal import Journal
+from rollmatch.model.template import TemplateOptions
 from rollmatch.ranks import Ranks
 from rollmatch.rollout.backend import Decoding
 from rollmatch.rollout.fence import Fence
@@ -19,6 +20,7 @@ BUCKET_BYTES = 2**16
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": str(sample.sample_id)}],
     banned_ids=(),
+    options=TemplateOptions(),
     is_plain_chat=lambda sample: True,
     vocabulary=SimpleNamespace(stop_ids={9}, stop_texts=("<|im_end|>",)),
 )

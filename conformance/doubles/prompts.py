@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 
 from conformance.doubles.records import make_request
+from rollmatch.model.template import TemplateOptions
 from rollmatch.rollout.backend import Decoding
 
 STOP = 9
 TEMPLATE = SimpleNamespace(
     messages=lambda sample: [{"role": "user", "content": "?"}],
     banned_ids=(7,),
+    options=TemplateOptions(),
     vocabulary=SimpleNamespace(stop_ids={STOP}, stop_texts=("<|im_end|>",)),
 )
 GREEDY = Decoding(max_new_tokens=4)

@@ -1,17 +1,19 @@
 """A response is continued from any id, within what is left of its limit, by every backend alike."""
 
 import dataclasses
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from conformance.doubles.digits import GREEDY, template_of
+from conformance.doubles.digits import GREEDY, MODEL, template_of
 from conformance.doubles.refusals import refused
 from rollmatch.dialects.native.client import encode
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
 from rollmatch.dialects.session import DIALECTS
 from rollmatch.dialects.trl.client import TrlDialect, equally_often
+from rollmatch.model.template import Template, TemplateOptions
 from rollmatch.rollout.hf import HfBackend
 from rollmatch.rollout.server_calls import check_spoken
 
@@ -95,7 +97,7 @@ def test_trl_gets_copies_of_a_prompt_as_so_many_completions():
     assert isinstance(replies[0], Reply)
 
 
-@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#7"])
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#7,8"])
 @pytest.mark.parametrize("dialect", ["swift", "vllm"])
 def test_a_server_that_takes_chats_cannot_go_on(dialect, requests_16):
     """With images; stock vLLM takes ids for all other prompts."""
@@ -116,5 +118,8 @@ def test_a_server_that_takes_chats_cannot_go_on(dialect, requests_16):
             with refused(code, "http://h:1"):
                 check_spoken(server, [plain], template)
     check_spoken(server, requests_16[:1], template)
+    valued = Template(MODEL, system="", user="", options=TemplateOptions(chat={"enable_thinking": False}))
+    with refused("prompt-not-spoken", "http://h:1") if dialect == "swift" else nullcontext():
+        check_spoken(server, requests_16[:1], valued)
     server.dialect = TrlDialect("http://h:1")
     check_spoken(server, list(unlike.values()), template)

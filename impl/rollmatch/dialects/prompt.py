@@ -1,7 +1,7 @@
 """What goes to a rollout server and what comes back, whatever dialect it speaks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class Prompt:
     """Never 0, which ms-swift reads as unset."""
     max_tokens: int | None = None
     """Instead of the call's; dialects without a limit per request may answer with more, which the caller cuts."""
+    template_values: Mapping[str, object] = field(default_factory=dict)
+    """Further variables of the chat template, for ``messages``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ def check_spoken(server: RolloutServer, requests: Sequence[RolloutRequest], temp
     if any(request.sample.tools for request in requests):
         raise RolloutError(problem, code="tools-not-spoken", key=server.base_url, remedy=remedy)
     for request in requests:
-        if not template.is_plain_chat(request.sample):
+        if not template.is_plain_chat(request.sample) or (takes == "always" and template.options.chat):
             why = f"{problem}: its chat template would write another prompt for {request.sample.origin}"
             raise RolloutError(why, code="prompt-not-spoken", key=server.base_url, remedy=remedy)
 
@@ -175,6 +175,7 @@ class ServerCalls:
                 images=tuple(read(path) for path in request.sample.images),
                 seed=request.seed,
                 max_tokens=request.max_new_tokens,
+                template_values=self.template.options.chat,
             )
             for request in requests
         ]

@@ -47,7 +47,8 @@ def encode(prompt: Prompt, sampling: SamplingRules) -> dict[str, object]:
     images = iter(prompt.images)
     messages = [_with_pictures(message, images) for message in prompt.messages]
     labels = {"logprobs": True, "top_logprobs": 0} if sampling.logprobs else {}
-    return {"messages": messages, **_sampled(prompt, sampling), **labels}
+    values = {"chat_template_kwargs": dict(prompt.template_values)} if prompt.template_values else {}
+    return {"messages": messages, **_sampled(prompt, sampling), **labels, **values}
 
 
 def encode_ids(prompt: Prompt, sampling: SamplingRules) -> dict[str, object]:
