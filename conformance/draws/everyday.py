@@ -24,6 +24,7 @@ from conformance.oracle.defaults import G, T
 from conformance.oracle.sampling import TooClose
 
 FILE = Path(__file__).with_name("everyday.jsonl")
+OBJECTIVE = "custom.trainer_variant"
 NUMBER = {1: 12, 2: 2}
 """Ranks -> draws with so many; processes of ranks take ten seconds to start."""
 
@@ -40,7 +41,7 @@ def features(draw: dict) -> set[str]:
     """
     keys = draw["keys"]
     found = {f"{key}={json.dumps(value)}" for key, value in keys.items()}
-    found |= {f"{name}={draw[name]}" for name in ("family", "dialect", "ranks", "dropout") if name in draw}
+    found |= {f"{name}={draw[name]}" for name in ("family", "dialect", "ranks", "dropout", "rows") if name in draw}
     found.add(f"servers={len(draw['servers'])}")
     found |= {f"server {place} {one['fails'][0][2]}" for place, one in enumerate(draw["servers"]) if "fails" in one}
     found.add(f"images={max((len(one.get('images', ())) for one in draw['samples']), default=0)}")
@@ -51,18 +52,22 @@ def features(draw: dict) -> set[str]:
 
 
 def chosen(draws: list[dict], number: int, held: set) -> list[dict]:
-    """``number`` draws that learn, each the one with the most pairs that those before lack."""
+    """``number`` draws that learn, each the one with the most pairs that those before lack; at first one of each
+    objective."""
+    objectives = {draw["keys"][OBJECTIVE] for draw in draws} if number > 2 else set()
     pairs = [{*combinations(sorted(features(draw)), 2)} for draw in draws]
     found: list[dict] = []
     with tempfile.TemporaryDirectory() as folder:
         while len(found) < number:
-            place = max(range(len(draws)), key=lambda i: len(pairs[i] - held))
+            open_ = [i for i, draw in enumerate(draws) if not objectives or draw["keys"][OBJECTIVE] in objectives]
+            place = max(open_, key=lambda i: len(pairs[i] - held))
             new, pairs[place] = pairs[place] - held, set()
             own = Path(folder) / str(place)
             with suppress(TooClose):
                 judge(draws[place], own, Path(folder) / "models")
                 if (own / "run" / "checkpoint-1").exists():  # it was not refused
                     held |= new
+                    objectives.discard(draws[place]["keys"][OBJECTIVE])
                     found.append(draws[place])
                     sys.stdout.write(f"{len(found)}: {len(new)} more pairs\n")
     return found

@@ -52,6 +52,8 @@ def model_directory(family: str, folder: Path, *, dropout: float = 0.0, rows: in
             head[base.generation_config.eos_token_id] *= 3
         model.generation_config = base.generation_config
         model.save_pretrained(path)
+        template = path / "chat_template.jinja"
+        template.write_text(f"{{{{ mark | default('') }}}}{template.read_text()}")  # a variable of its own
         (path / "done").touch()
     return path
 

@@ -105,7 +105,7 @@ class ScriptedStock(StockDouble):
             pictures = [part["image_url"]["url"].partition(",")[2] for part in parts if part["type"] == "image_url"]
             sizes += [Image.open(io.BytesIO(base64.b64decode(raw))).size for raw in pictures]
             chat.append((message["role"], "".join(part.get("text", PICTURE) for part in parts)))
-        prompt = self.words.chat(chat)
+        prompt = self.words.chat(chat, body.get("chat_template_kwargs", {}).get("mark", ""))
         choice, logprobs = self.choose(prompt, body)
         choice |= {"logprobs": {"content": [{"logprob": p} for p in logprobs]}} if body.get("logprobs") else {}
         return {"prompt_token_ids": self.words.expanded(prompt, sizes), "choices": [choice]}
@@ -235,7 +235,7 @@ class ScriptedSwift(ScriptedChunked):
             pictures = [raw.partition(",")[2] for raw in request["images"]]
             sizes, prompt = (
                 [Image.open(io.BytesIO(base64.b64decode(raw))).size for raw in pictures],
-                self.words.chat(chat),
+                self.words.chat(chat, ""),
             )
             ids, logprobs = respond(prompt, config["seed"] + place)
             choice = {"token_ids": ids, "finish_reason": "stop" if ids[-1] == self.words.stop else "length"}

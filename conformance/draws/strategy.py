@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from conformance.draws.models import PACKABLE
 from conformance.oracle.defaults import D, E, G, R, T, V, below
 from conformance.oracle.script import BOXES, NAMES
+from rollmatch.model.policy import LARGE_VOCABULARY
 
 HERE = "conformance.oracle.rewards"
 SIZES = ("32-32", "64-32", "32-96")
@@ -66,12 +67,14 @@ def runs(draw, ranks=None):
         _distill(one_of, made)
     made["samples"] = [_sample(one_of, made, number) for number in range(one_of(3, 5, 8))]
     _tuner(one_of, made)
+    _turns(one_of, made)
     overlaps = variant in ("grpo", "distill") or (variant.startswith("vine") and made.get("dialect") == "native")
     if made["servers"] and not any(one.get("fails") for one in made["servers"]) and overlaps:
         _ahead(one_of, made)
     number = ranks or one_of(2, 3) if ranks or draw(st.integers(0, 99)) >= 100 - 100 * COSTLY else 1
     if number > 1 and "dropout" not in made:
         made["ranks"] = number
+        made["keys"][f"{T}.strategy"] = one_of("ddp", "fsdp2")
     elif draw(st.integers(0, 99)) >= 90:
         made["wrong"] = sorted({one_of(*range(len(WRONG))) for _ in range(4)})
         return made
@@ -103,6 +106,7 @@ def _training(one_of, made):
         "max_grad_norm": one_of(0.5, 1e9, 0),
         "optim": one_of("sgd", "sgd", "adamw_torch"),
         "eval_scenes": one_of(1, 2, 3),
+        "gradient_checkpointing": one_of("auto", True, False),
     }
     if keys["optim"] == "sgd" and keys["max_grad_norm"] != 0.5:
         keys["learning_rate"] /= 30  # a step stays a step
@@ -266,6 +270,7 @@ def _matching(one_of, made):
     if not any(keys[f"{name}_weight"] for name in ("soft_ce", "w1", "gate")):  # refused: nothing trains coordinates
         keys["w1_weight"] = 5.0
     prompts = {"custom.prompts.system": one_of("", "s"), "custom.prompts.user": "find"}
+    prompts |= {"custom.object_ordering": one_of("as_given", "sorted")}
     return {f"{R}.{name}": value for name, value in keys.items()} | prompts
 
 
@@ -303,12 +308,14 @@ def _tuner(one_of, made):
     if kind == "lora":
         keys |= {"tuner.train_type": "lora", "tuner.lora_rank": one_of(2, 4), "tuner.lora_alpha": one_of(3, 8)}
         keys |= one_of({}, {"tuner.use_rslora": True}, {"tuner.use_dora": True})
-        keys |= {
-            "tuner.target_regex": one_of(".*layers.0.*(q|down)_proj", ".*language_model.*_proj|model.layers.*_proj")
-        }
+        targets = [".*layers.0.*(q|down)_proj", ".*language_model.*_proj|model.layers.*_proj"]
+        targets += [".*visual.blocks.*(qkv|fc1)"] if made["family"] == "qwen3_vl" else []
+        keys |= {"tuner.target_regex": one_of(*targets)}
         keys |= {f"{T}.lr_scheduler_type": one_of("linear", "cosine"), f"{T}.warmup_steps": 1}
         if "tuner.use_dora" not in keys and one_of(0, 1):
             keys["tuner.lora_dropout"], kind = 0.2, "dropout"
+    if kind != "dropout":
+        made |= one_of({}, {}, {"rows": LARGE_VOCABULARY})  # the loss is scored within the head, as on GPUs
     if kind == "frozen" and made["family"] == "qwen3_vl":
         part = one_of("vit", "aligner", "llm")
         keys |= {f"tuner.freeze_{part}": True}
@@ -317,6 +324,13 @@ def _tuner(one_of, made):
         keys |= {"model.attn_impl": "eager", "training.callbacks": ["conformance.draws.models:SteadyDropout"]}
         for name in ("packing", "padding_free", "tokens_per_micro_batch", "share_prompts"):
             keys.pop(f"{T}.{name}", None)
+
+
+def _turns(one_of, made):
+    """What a turn ends with, which an environment replies to by the template, and what the template writes first."""
+    keys = made["keys"]
+    keys |= one_of({}, {}, {"model.stop_token": "<|endoftext|>"}) if f"{E}.name" not in keys else {}
+    keys |= one_of({}, {}, {"model.chat_template_kwargs": {"mark": "m"}}) if made.get("dialect") != "swift" else {}
 
 
 def _world(one_of, made):

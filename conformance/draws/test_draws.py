@@ -61,6 +61,17 @@ def test_a_rank_whose_segments_became_too_old_does_not_wait_for_one_whose_did_no
     assert [e["step"] for e in events[0] if e["event"] == "step"] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.scenario(clauses=["server-dialects/the-vllm-dialect-drives-a-stock-vllm-server#8"])
+@pytest.mark.slow
+def test_a_stock_server_writes_prompts_with_images_by_the_variables_of_the_run(tmp_path):
+    keys = PLAIN | {f"{R}.rollout_backend": "vllm", f"{T}.max_steps": 2, f"{T}.eval_scenes": 1}
+    keys |= {"global_max_length": 110, f"{G}.num_generations": 2, "model.chat_template_kwargs": {"mark": "m"}}
+    asked = {f"32-32-{i}.png": f"<image>{i}a" for i in range(5)}
+    samples = [{"images": [image], "messages": [{"role": "user", "content": asked[image]}]} for image in asked]
+    draw = {"family": "qwen3_vl", "samples": samples, "servers": [{}], "dialect": "vllm", "keys": keys}
+    judge(draw, tmp_path / "draw", tmp_path / "models")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["grpo", pytest.param("matching", marks=pytest.mark.wide)])
 def test_a_loss_scored_within_the_head_agrees_with_the_oracle(objective, tmp_path):

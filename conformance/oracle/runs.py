@@ -63,7 +63,7 @@ class Oracle:
         self.keys = DEFAULTS | draw["keys"]
         self.variant = self.keys["custom.trainer_variant"]
         self.rules, tuner = below(self.keys, G), below(self.keys, "tuner")
-        self.words, self.policy = words_of(directory), Policy(directory, tuner)
+        self.words, self.policy = words_of(directory, self.keys), Policy(directory, tuner)
         self.sampler = Policy(directory, tuner, dtype=torch.float32)
         self.reference = self.policy if self.policy.adapts else Policy(directory, tuner)
         self.num_steps, self.ranks = self.keys[f"{T}.max_steps"], draw.get("ranks", 1)
@@ -79,6 +79,8 @@ class Oracle:
         self.corrects &= self.rules["old_logprobs"] == "recomputed"
         self.scores_before = has_gradient and self.rules["old_logprobs"] == "recomputed"
         self.means = [Policy(directory, tuner) if "average" in one else None for one in self.distill["teachers"]]
+        if any(self.means) and self.keys.get(f"{T}.strategy") == "fsdp2":
+            raise Refused("teacher-average-in-parts")
         self.repeats = self.rules["num_generations"] if self.is_paid else 1
         if not self.is_paid:  # these keys are for rewards
             self.keys |= {f"{G}.steps_per_generation": 1, f"{G}.num_iterations": 1}
@@ -211,11 +213,10 @@ class Oracle:
         return made
 
     def matched(self, completion: dict, gate: float) -> dict:
-        truth, rules = (
-            self.draw["samples"][completion["index"]]["objects"],
-            below(self.keys, R) | {"maskiou_gate": gate},
-        )
-        return matching.target_of(self.words, completion["response"], truth, rules)
+        truth, rules = self.draw["samples"][completion["index"]]["objects"], below(self.keys, R)
+        if self.keys.get("custom.object_ordering") == "sorted":
+            truth = sorted(truth, key=lambda one: (one["bbox_2d"][1], one["bbox_2d"][0]))
+        return matching.target_of(self.words, completion["response"], truth, rules | {"maskiou_gate": gate})
 
     def evaluate(self, step: int) -> dict:
         """Metrics of an evaluation by the weights of now, over all ranks."""
@@ -300,7 +301,7 @@ class Oracle:
         limit, prompts, made = self.keys[f"{R}.max_new_tokens"], [self.prompt(i) for i in asked], []
         if self.servers and self.variant != "sft":
             sampling = {name: decoding[name] for name in ("top_p", "top_k", "temperature", "repetition_penalty")}
-            sampling |= {"stop_token_ids": [self.words.stop], "max_tokens": limit}
+            sampling |= {"stop_token_ids": sorted(self.words.stops), "max_tokens": limit}
             dialect = self.draw.get("dialect", "native")
             if dialect in ("native", "vllm"):  # the others cannot ban a token
                 sampling |= {"logit_bias": dict.fromkeys(self.words.banned, -100.0)}
@@ -313,7 +314,7 @@ class Oracle:
         size = self.keys[f"{R}.rollout_generate_batch_size"]
         for start in range(0, len(asked), size):
             rows = [self.completion(i, ([], [])) for i in asked[start : start + size]]
-            options = {"stop": self.words.stop, "banned": self.words.banned, "limit": limit}
+            options = {"stops": self.words.stops, "banned": self.words.banned, "limit": limit}
             made += sample(self.sampler, rows, seeds[start], decoding, **options)
         return made
 
@@ -343,7 +344,7 @@ class Oracle:
 
     def completion(self, index: int, rollout: tuple) -> dict:
         target, logprobs = rollout
-        ended = target[-1:] == [self.words.stop]
+        ended = not self.words.stops.isdisjoint(target[-1:])
         response = target[:-1] if ended else target
         paths = [str(self.folder / name) for name in self.draw["samples"][index].get("images", [])]
         prompt, sizes = self.prompt(index), [Image.open(path).size for path in paths]

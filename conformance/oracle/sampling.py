@@ -14,20 +14,20 @@ class TooClose(Exception):
 
 
 @torch.no_grad()
-def sample(policy, completions, seed, decoding, *, stop, banned, limit):
+def sample(policy, completions, seed, decoding, *, stops, banned, limit):
     """[(target ids with the stop token, log-probabilities)] for prompts that are generated together."""
     rows, logprobs = [[] for _ in completions], [[] for _ in completions]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        while any(stop not in row and len(row) < limit for row in rows):
+        while any(stops.isdisjoint(row) and len(row) < limit for row in rows):
             scores = []
             for one, row in zip(completions, rows, strict=True):
                 context = [*one["expanded"], *row]
                 logits = policy.logits(context, one["images"])[-1].float()
                 scores.append(_shaped(logits, context, decoding, banned))
-            chosen = _choose(torch.stack(scores), decoding, [stop in row for row in rows])
+            chosen = _choose(torch.stack(scores), decoding, [not stops.isdisjoint(row) for row in rows])
             for row, own, score, token in zip(rows, logprobs, scores, chosen, strict=True):
-                if stop not in row:
+                if stops.isdisjoint(row):
                     own.append(float(torch.log_softmax(score, 0)[token]))
                     row.append(token)
     return list(zip(rows, logprobs, strict=True))

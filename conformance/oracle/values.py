@@ -16,7 +16,7 @@ def cuts(words, response, rules):
         unsure = [i for i, p in enumerate(response["engine"]) if p < math.log(rules["step_probability"])]
         starts = unsure[rules["step_every"] - 1 :: rules["step_every"]]
     else:
-        starts = _lines("".join(words.text([i]) if i != words.stop else "" for i in ids), rules["answer_mark"])
+        starts = _lines("".join(words.text([i]) if i not in words.stops else "" for i in ids), rules["answer_mark"])
     bounds = [0, *sorted({s for s in starts if 0 < s < length}), length]
     most, num = rules["max_steps"], len(bounds) - 1
     return bounds if most is None or num <= most else [bounds[i * num // most] for i in range(most + 1)]
