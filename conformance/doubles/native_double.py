@@ -20,8 +20,9 @@ from rollmatch.weights.group_store import GO
 
 
 class Refused(Exception):
-    def __init__(self, code, **fields):
+    def __init__(self, code, *, status=409, **fields):
         super().__init__(code)
+        self.status = status
         self.body = {"code": code, "key": "", "item": None, "problem": code, "remedy": "Do not.", **fields}
 
 
@@ -60,7 +61,7 @@ class NativeDouble:
         try:
             send(handler, *((200, getattr(self, name)(body)) if name else (404, {"code": "route-unknown"})))
         except Refused as refused:
-            send(handler, 409, refused.body)
+            send(handler, refused.status, refused.body)
         except RollmatchError as error:
             send(handler, 409, {"code": error.code, "problem": error.problem})
 

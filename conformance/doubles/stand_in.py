@@ -119,7 +119,7 @@ class PretendingReplica:
 _maker = {}
 
 
-def make_parts(*, delay_s=0.0, weights_set=True, **fields):
+def make_parts(*, kind=PretendingReplica, delay_s=0.0, weights_set=True, **fields):
     """A server of two pretending replicas on the digits model."""
     defaults = {"model": str(MODEL), "dtype": "float32", "max_model_len": 64, "port": 8000}
     defaults["data_parallel_size"] = WORLD_SIZE
@@ -132,7 +132,7 @@ def make_parts(*, delay_s=0.0, weights_set=True, **fields):
     prompts = copy.copy(maker)
     domains = settings.allowed_media_domains
     prompts.reader = ImageReader(settings.image_roots, settings.limits, domains=domains)
-    replicas = [PretendingReplica(index, delay_s=delay_s) for index in range(WORLD_SIZE)]
+    replicas = [kind(index, delay_s=delay_s) for index in range(WORLD_SIZE)]
     model = load_model_identity(settings.model, dtype=settings.dtype)
     pool = EnginePool(replicas, weights_set=weights_set)
     return assemble(settings, model=model, prompts=prompts, pool=pool)

@@ -4,6 +4,7 @@ import io
 import json
 import signal
 import time
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,13 +92,15 @@ def test_the_phases_of_a_step_add_up(trained):
         assert step["rollout_tok_s"] == pytest.approx(step["rollout_tokens"] / step["phase_s"]["rollout"], rel=0.01)
 
 
-def warnings_of(fills):
+def warnings_of(fills, flat=()):
+    """``flat``: of each step, the share of groups whose rewards are equal."""
     printed, fence = io.StringIO(), SimpleNamespace(backend=SimpleNamespace(policy_version=0))
     watcher = RunWatcher(StepConsole(100, printed), min_fill=0.65)
     source = SimpleNamespace(fence=fence, journal=SimpleNamespace(write=lambda _, **fields: fields))
     watcher.trainer = SimpleNamespace(source=source)
-    for step, fill in enumerate(fills, 1):
-        watcher.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 0.5, "fill": fill})
+    for step, (fill, rate) in enumerate(zip_longest(fills, flat, fillvalue=0), 1):
+        logs = {"loss": 0.5, "fill": fill, "flat_group_rate": rate, "reward": 0.0}
+        watcher.on_log(None, SimpleNamespace(global_step=step), None, logs)
     return "".join(line for line in printed.getvalue().splitlines(keepends=True) if line.startswith("warning"))
 
 
@@ -152,6 +155,11 @@ def test_poorly_filled_rows_warn_and_well_filled_ones_do_not():
     assert warning.count("65%") == 1
     assert "10 steps" in warning
     assert warnings_of([0.6] * 9 + [0.7]) == warnings_of([0.6] * 9 + [0.7, 0.6]) == ""
+
+
+def test_groups_that_teach_nothing_three_times_in_a_row_are_named_once():
+    assert warnings_of([1.0] * 5, [1, 1, 0.9, 1, 1]) == ""
+    assert warnings_of([1.0] * 6, [0.9, 1, 1, 1, 1, 1]).count("for 3 steps") == 1
 
 
 @pytest.mark.scenario("observability/the-servers-are-written-down", clauses=["observability/rollouts-can-be-audited#3"])

@@ -332,3 +332,32 @@ def test_an_id_as_ms_swift_writes_it_is_answered_by_keys(source, remedy):
     config = DatasetConfig(source=source, columns={"prompt": "problem"})
     with refused("dataset-unreadable", "custom.dataset.source", remedy=remedy):
         load_hub_samples(config, "train", ReadRules(image_root=Path(".")))
+
+
+def test_a_data_set_is_loaded_as_named(tmp_path, monkeypatch):
+    """Configuration, revision and split; streamed where it is to be."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    called, load = [], datasets.load_dataset
+    monkeypatch.setattr(datasets, "load_dataset", lambda *given, **named: called.append(named) or load(*given, **named))
+    card = "---\nconfigs:\n"
+    for name in ("easy", "hard"):
+        lines = [json.dumps({"question": f"{name} {number}"}) for number in (0, 1)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        card += f"- {{config_name: {name}, data_files: [{{split: held, path: {name}.jsonl}}]}}\n"
+    (tmp_path / "README.md").write_text(f"{card}---\n")
+    named = {"source": str(tmp_path), "name": "hard", "columns": {"prompt": "question"}, "revision": "abc"}
+    (sample,) = load_hub_samples(DatasetConfig(**named, val="held[1:]"), "val", CHATS)
+    assert sample.messages == (("user", "hard 1"),)
+    (sample,) = load_hub_samples(DatasetConfig(**named, val="held", streaming=True, take=1), "val", CHATS)
+    assert sample.messages == (("user", "hard 0"),)
+    assert [(one["revision"], one["streaming"]) for one in called] == [("abc", False), ("abc", True)]
+
+
+def test_descriptions_are_those_of_the_named_column(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    Image.new("RGB", SIZE).save(tmp_path / "a.png")
+    rows = [{"photo": "a.png", "places": [CORNERS], "texts": ["a cat"], "objects": {"category": ["dog"]}}]
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "data.parquet"))
+    columns = {"boxes": "places", "descs": "texts"}
+    (sample,) = load(tmp_path / "data.parquet", tmp_path, columns=columns)
+    assert [(one.desc, one.bins) for one in sample.objects] == [("a cat", BINS)]

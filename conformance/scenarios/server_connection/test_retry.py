@@ -148,10 +148,11 @@ def test_what_may_succeed_later_is_repeated_in_calls_and_in_syncs(error, call, s
     "server-connection/a-busy-server-costs-a-pause", clauses=["server-connection/a-call-outlives-a-busy-server#8"]
 )
 def test_a_busy_server_and_a_closed_connection_cost_a_pause_and_are_announced(attached, caplog):
-    _, backend, source = attached
+    double, backend, source = attached
     (server,) = backend.servers
     undisturbed = tokens_of(source.generate(requests_of(3), GREEDY))
-    server.infer = failing(server.infer, refusal(503), TransportFailed("closed", key=server.base_url))
+    double.infer = failing(double.infer, Refused("server-busy", status=503))
+    server.infer = failing(server.infer, TransportFailed("closed", key=server.base_url))
     assert tokens_of(source.generate(requests_of(3), GREEDY)) == undisturbed
     assert source.policy_version == 1
     noted = events_of(backend, "retrying")

@@ -1,5 +1,7 @@
 """What the client for somebody else's trainer sends, and which replies it takes; engines are in test_vllm_client.py."""
 
+import inspect
+
 import pytest
 from PIL import Image
 
@@ -58,6 +60,37 @@ def test_a_message_that_only_calls_tools_is_sent_as_it_is(call, content):
     chats = [[TEXT, {"role": "assistant", "tool_calls": [{"type": "function"}]} | content]] * 2
     call(lambda client: client.chat(chats))
     assert call.body["messages"] == chats
+
+
+SAMPLED = {
+    "n": 2, "repetition_penalty": 1.5, "temperature": 0.75, "top_p": 0.5, "top_k": 7, "min_p": 0.25, "max_tokens": 5,
+    "logprobs": 3, "structured_outputs_regex": "a+", "generation_kwargs": {"seed": 4, "stop_token_ids": [8, 9]},
+}  # fmt: skip
+WHOLE = {
+    "prompt_ids": [[1, 2], [3]], "completion_ids": [[5, 6], [7], [8], [9, 4]],
+    "logprobs": [[[-1.0], [-2.0]], [[-3.0]], [[-4.0]], [[-5.0], [-6.0]]],
+    "logprob_token_ids": [[[5], [6]], [[7]], [[8]], [[9], [4]]],
+}  # fmt: skip
+TOOLS, VALUES = [{"type": "function"}], {"thinking": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "sent"),
+    [
+        ("generate", {"prompts": [(1, 2), "b"], "images": None}, {"prompts": [[1, 2], "b"], "images": None}),
+        (
+            "chat",
+            {"messages": [[TEXT], [TEXT]], "chat_template_kwargs": VALUES, "tools": TOOLS, "chat_template": None},
+            {"messages": [[TEXT], [TEXT]], "chat_template_kwargs": VALUES, "tools": TOOLS},
+        ),
+    ],
+)
+def test_every_argument_is_sent_by_its_name_and_every_field_of_the_reply_returned(call, name, given, sent):
+    """TRL's names on both sides; a new argument needs a value here."""
+    assert inspect.signature(getattr(VLLMClient, name)).parameters.keys() == {"self"} | (given | SAMPLED).keys()
+    returned = call(lambda client: getattr(client, name)(**given, **SAMPLED), WHOLE)
+    assert call.body == sent | SAMPLED
+    assert returned == WHOLE
 
 
 @pytest.mark.parametrize(

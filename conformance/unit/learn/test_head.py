@@ -1,6 +1,7 @@
 """Scores made a chunk of rows at a time: those of whole logits, in value and grad_hidden, and never whole logits."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -87,14 +88,20 @@ def test_logits_exist_for_a_chunk_at_a_time_and_are_made_once(batch, monkeypatch
     assert sum(made.rows) == len(logit_indices(supervision)) < row.num_tokens
 
 
-def test_a_head_that_learns_is_called_again_and_gets_its_gradient():
-    num_rows = 2 * head_file.CHUNK_LEN + 1
-    head, hidden, ids = make_head().requires_grad_(True), torch.randn(num_rows, HIDDEN_LEN), torch.arange(num_rows)
-    assert HeadStates.of(hidden, head).weight is None
-    logprobs_of(HeadStates.of(hidden, head), ids).sum().backward()
-    ours, head.weight.grad = head.weight.grad, None
-    logprobs_of(head(hidden), ids).sum().backward()
-    torch.testing.assert_close(ours, head.weight.grad, rtol=TOLERANCE, atol=TOLERANCE)
+@pytest.mark.parametrize("learns", [False, True])
+def test_states_get_the_gradient_that_whole_logits_give_them(learns):
+    """A head that learns is called again, and gets its own; at a temperature, without ids that are excluded."""
+    num_rows, score = 2 * head_file.CHUNK_LEN + 1, partial(logprobs_of, temperature=0.7, excluded_ids=(2, 5))
+    head, ids = make_head().requires_grad_(learns), torch.arange(num_rows) + 6
+    hidden = torch.randn(num_rows, HIDDEN_LEN, requires_grad=True)
+    weights, leaves = torch.rand(num_rows), [hidden, *([head.weight] if learns else [])]
+    assert (HeadStates.of(hidden, head).weight is None) == learns
+    ours, whole = (
+        torch.autograd.grad((score(logits, ids) * weights).sum(), leaves)
+        for logits in (HeadStates.of(hidden, head), head(hidden))
+    )
+    for one, other in zip(ours, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_a_head_with_anything_around_its_weight_is_called():

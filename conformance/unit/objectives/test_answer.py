@@ -41,7 +41,7 @@ def test_what_training_drops_is_left_out():
     text = f'{{"objects": [{", ".join([bad[0], good, *bad[1:]])}, {good[:-3]}'
     assert [one.desc for one in parse_answer(text, *SIZE)] == ["dog"]
     leaf = good.replace("bbox_2d", "poly").replace('"<|coord_40|>"', '"<|coord_40|>", "<|coord_9|>", "<|coord_90|>"')
-    (found,) = parse_answer(f'<think>where?</think>{{"objects": [{leaf}]}}', 1000, 1000)
+    (found,) = parse_answer(f'<think>where?\n\nThere.</think>{{"objects": [{leaf}]}}', 1000, 1000)
     assert found.polygon == (10, 20, 30, 40, 9, 90)
     assert found.box == (9, 20, 30, 90)
     assert parse_answer("I see a dog.", *SIZE) == parse_answer("", *SIZE) == []

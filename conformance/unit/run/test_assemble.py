@@ -1,5 +1,7 @@
 """What a configuration becomes: arguments of transformers and of the engine, bounds of prefetch, threads."""
 
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
@@ -7,6 +9,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, Qwen3Config
 from conformance.doubles.configs import config_with
 from conformance.doubles.digits import load_digits, template_of
 from conformance.doubles.started import HF
+from rollmatch.config.training import TRAINER_KEYS
 from rollmatch.ranks import Ranks
 from rollmatch.run import assemble, computing
 
@@ -26,6 +29,21 @@ def test_early_stopping_is_what_transformers_calls_it_and_is_resumed(tmp_path):
     assert (arguments.save_strategy, arguments.disable_tqdm, arguments.remove_unused_columns) == ("steps", True, False)
     plain = assemble.make_arguments(load_digits(*where, "training.eval_steps=0"))
     assert (plain.restore_callback_states_from_checkpoint, plain.eval_strategy) == (False, "no")
+
+
+OF_TRANSFORMERS = {"seed": 7, "max_steps": 9, "num_train_epochs": 2.5, "gradient_accumulation_steps": 3}
+OF_TRANSFORMERS |= {"learning_rate": 3e-4, "lr_scheduler_type": "cosine", "warmup_steps": 4.0, "weight_decay": 0.2}
+OF_TRANSFORMERS |= {"max_grad_norm": 0.7, "optim": "sgd", "adam_beta1": 0.6, "adam_beta2": 0.7, "adam_epsilon": 1e-3}
+OF_TRANSFORMERS |= {"bf16": True, "logging_steps": 5, "save_steps": 6, "save_total_limit": 3, "eval_steps": 6}
+OF_TRANSFORMERS |= {"per_device_train_batch_size": 2, "report_to": ["tensorboard", "wandb"], "output_dir": "/tmp/x"}
+"""Keys of ``training`` that transformers has by the same name, and values that are no defaults."""
+
+
+def test_keys_of_transformers_reach_its_trainer():
+    keys = [f"training.{name}={json.dumps(value)}" for name, value in OF_TRANSFORMERS.items()]
+    arguments = assemble.make_arguments(load_digits(*keys))
+    assert {name: getattr(arguments, name) for name in OF_TRANSFORMERS} == OF_TRANSFORMERS
+    assert {*TRAINER_KEYS} <= OF_TRANSFORMERS.keys()
 
 
 @pytest.mark.parametrize(
