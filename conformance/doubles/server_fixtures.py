@@ -1,5 +1,6 @@
 """One server with two replicas for all tests that need an engine; it restarts what does not finish quickly."""
 
+import time
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -9,7 +10,7 @@ from starlette.testclient import TestClient
 from conformance.doubles.digits import BRIEF, load_model, perturb, requests_for, scenes, template_of
 from conformance.doubles.instance import free_port
 from conformance.doubles.learner_side import native_backend
-from conformance.doubles.processes import stopped_when
+from conformance.doubles.processes import stopped, stopped_when
 from conformance.doubles.stand_in import make_stand_in
 from conformance.judge.calls import RawLearner, text_batch
 from conformance.judge.servers.bounded import in_thread
@@ -169,22 +170,20 @@ def num_restarted(server):
 def held(instance, write, *, num_tokens=1, num_running=0):
     """A call in a thread; inside, its responses have so many tokens, and the engines stand still.
 
-    None has ended: on a busy machine some would have before others begin. ``num_running``: the tokens count from the
-    moment on at which the server has so many responses; one engine may have begun long before another.
+    None has ended: on a busy machine some would have before others begin. ``num_running``: engines stand still, too,
+    until the server has so many responses, whose images it reads one by one.
     """
-    engines, begun = instance.workers(), instance.server.health()["progress"]
-    call, are_there = in_thread(write), not num_running
+    engines, call = instance.workers(), in_thread(write)
 
-    def have_begun():
-        nonlocal begun, are_there
-        health = instance.server.health()
-        if not are_there:
-            begun, are_there = health["progress"], health["running"] >= num_running
-        has_enough = are_there and health["progress"] >= begun + num_tokens
-        assert has_enough or not call.done(), call.result()
-        return has_enough
+    def count(name):
+        assert not call.done(), call.result()
+        return instance.server.health()[name]
 
-    with stopped_when(have_begun, *engines):
+    with stopped(*engines):
+        while count("running") < num_running:
+            time.sleep(0.01)
+        begun = count("progress")
+    with stopped_when(lambda: count("progress") >= begun + num_tokens, *engines):
         yield call
 
 
