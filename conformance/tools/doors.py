@@ -20,7 +20,8 @@ from conformance.doubles.digits import ROOT
 PACKAGES = ("fastapi", "starlette", "uvicorn", "pydantic")
 DOORS = (
     "access", "limits", "connections", "openapi", "payloads", "reading", "server_requests", "openai_bodies", "images",
-    "wrong_fields", "chunks", "in_place", "tool_calls", "fuzz",
+    "wrong_fields", "chunks", "in_place", "tool_calls", "fuzz", "field_effects", "openai_field_effects",
+    "announced_fields",
 )  # fmt: skip
 FOLDERS = ("unit/server", "scenarios/rollout_server", "scenarios/server_dialects")
 TESTS = [
