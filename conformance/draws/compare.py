@@ -160,6 +160,12 @@ def compare(draw: dict, folder: Path, directory: Path, servers: list, *, code: s
 
 
 def compare_step(journals: list, oracle: Oracle, step: int, expected) -> None:
+    for name, value in expected.evaluated.items():
+        close(
+            f"{name} of the evaluation before step {step}",
+            of_step(journals[0], "evaluated", step)["metrics"].get(name),
+            value,
+        )
     for rank, (asked, seeds) in enumerate(expected.requested):
         found = of_step(journals[rank], "requested", step, purpose="train")
         same(f"samples of step {step}, rank {rank}", found["sample_ids"], asked)

@@ -68,6 +68,8 @@ def runs(draw, ranks=None):
     made["samples"] = [_sample(one_of, made, number) for number in range(one_of(3, 5, 8))]
     _tuner(one_of, made)
     _turns(one_of, made)
+    if is_paid and variant != "distill" and f"{E}.name" not in made["keys"]:
+        _overlong(one_of, made)
     overlaps = variant in ("grpo", "distill") or (variant.startswith("vine") and made.get("dialect") == "native")
     if made["servers"] and not any(one.get("fails") for one in made["servers"]) and overlaps:
         _ahead(one_of, made)
@@ -106,6 +108,7 @@ def _training(one_of, made):
         "max_grad_norm": one_of(0.5, 1e9, 0),
         "optim": one_of("sgd", "sgd", "adamw_torch"),
         "eval_scenes": one_of(1, 2, 3),
+        "eval_steps": one_of(0, 0, 1, 2),
         "gradient_checkpointing": one_of("auto", True, False),
     }
     if keys["optim"] == "sgd" and keys["max_grad_norm"] != 0.5:
@@ -242,6 +245,10 @@ def _vineppo(one_of):
         "max_steps": one_of(None, 2),
         "normalization": one_of("whiten", "scale", "none"),
         "unfinished_return": one_of(0.0, None, -1.0),
+        "first_continuations": one_of(None, None, 1),
+        "search.select": one_of("uct", "puct"),
+        "search.exploration": one_of(1.0, 0.3),
+        "search.widening": one_of(1.0, 1.7),
         "search.num_rounds": one_of(1, 2),
         "search.num_per_round": one_of(1, 3),
         "search.num_least": one_of(1, 2),
@@ -308,6 +315,9 @@ def _tuner(one_of, made):
     if kind == "lora":
         keys |= {"tuner.train_type": "lora", "tuner.lora_rank": one_of(2, 4), "tuner.lora_alpha": one_of(3, 8)}
         keys |= one_of({}, {"tuner.use_rslora": True}, {"tuner.use_dora": True})
+        keys |= one_of({}, {"tuner.rank_pattern": {"down_proj": 3}}) | one_of(
+            {}, {"tuner.alpha_pattern": {"q_proj": 5}}
+        )
         targets = [".*layers.0.*(q|down)_proj", ".*language_model.*_proj|model.layers.*_proj"]
         targets += [".*visual.blocks.*(qkv|fc1)"] if made["family"] == "qwen3_vl" else []
         keys |= {"tuner.target_regex": one_of(*targets)}
@@ -331,6 +341,15 @@ def _turns(one_of, made):
     keys = made["keys"]
     keys |= one_of({}, {}, {"model.stop_token": "<|endoftext|>"}) if f"{E}.name" not in keys else {}
     keys |= one_of({}, {}, {"model.chat_template_kwargs": {"mark": "m"}}) if made.get("dialect") != "swift" else {}
+
+
+def _overlong(one_of, made):
+    """Some prompts leave too little for a response."""
+    keys = one_of({}, {}, {"overlong": "error"}, {"overlong": "skip"}, {"overlong": "truncate_left"})
+    if keys and made["keys"]["custom.trainer_variant"].startswith("vine") and keys["overlong"] == "truncate_left":
+        return  # prompts that are cut may be equal, and continuations are told apart by them
+    lengths = (60, 48) if made["family"] == "qwen3_vl" else (42, 34)
+    made["keys"] |= keys | ({"global_max_length": one_of(*lengths)} if keys else {})
 
 
 def _world(one_of, made):

@@ -5,7 +5,14 @@ E, D = "custom.extra.environment", "custom.extra.distill"
 _DEFAULTS = {
     "overlong": "error",
     "tuner": {"train_type": "full", "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0, "use_dora": False}
-    | {"use_rslora": False, "freeze_llm": False, "freeze_vit": False, "freeze_aligner": False},
+    | {
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "use_rslora": False,
+        "freeze_llm": False,
+        "freeze_vit": False,
+        "freeze_aligner": False,
+    },
     "custom.prompts": {"system": "", "user": ""},
     R: {"rollout_generate_batch_size": 1, "max_new_tokens": 512, "repetition_penalty": 1.0, "overlap": "off"}
     | {"candidate_top_k": 10, "maskiou_gate": 0.3, "maskiou_resolution": 256, "fp_cost": 1.0, "fn_cost": 1.0}
@@ -32,7 +39,7 @@ _DEFAULTS = {
     T: {"seed": 42, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "learning_rate": 1e-5}
     | {"lr_scheduler_type": "linear", "warmup_steps": 0.0, "weight_decay": 0.0, "max_grad_norm": 1.0}
     | {"optim": "adamw_torch", "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8, "packing": False}
-    | {"eval_scenes": None},
+    | {"eval_scenes": None, "eval_steps": 0},
 }
 DEFAULTS = {
     (f"{section}.{name}" if isinstance(values, dict) else section): value

@@ -34,6 +34,7 @@ class Words:
         self.added = {one["content"]: one["id"] for one in tree["added_tokens"]}
         written = [one for one in tree["added_tokens"] if not one["special"]]  # special ones are no text
         self.bytes_of |= {one["id"]: one["content"].encode() for one in written}
+        self.special = {one["id"] for one in tree["added_tokens"] if one["special"]}
         self.id_of = {raw: i for i, raw in self.bytes_of.items() if i not in self.added.values()}
         self.stop, self.pad, self.mark = self.added[stop], self.added.get("<|image_pad|>"), mark
         self.stops = {self.stop, self.added["<|im_end|>"]}
@@ -60,6 +61,13 @@ class Words:
         """With as many placeholders as each picture has tokens."""
         numbers = iter(width * height // SIDE**2 for width, height in sizes)
         return [i for token in ids for i in ([token] * next(numbers) if token == self.pad else [token])]
+
+    def without_first(self, ids, number: int) -> list[int]:
+        """Without so many text ids from the left; those between pictures and the last stay. Empty: there are fewer."""
+        pictures = [i for i, token in enumerate(ids) if token == self.pad] or [0]
+        free = [i for i, token in enumerate(ids[:-1]) if token not in self.special]
+        free = [i for i in free if not pictures[0] <= i < pictures[-1]]
+        return [token for i, token in enumerate(ids) if i not in free[:number]] if len(free) >= number else []
 
 
 _words = cache(Words)
@@ -108,13 +116,20 @@ class Policy:
     def merged(self) -> dict:
         """What adapters make of the weights they are on, by the names of these."""
         rules, made = self.tuner, {}
-        share = rules["lora_alpha"] / (rules["lora_rank"] ** 0.5 if rules["use_rslora"] else rules["lora_rank"])
-        share *= 1 - rules["lora_dropout"] if self.model.training else 1
         for name, a in self.weights.items():
             if "lora_A" not in name:
                 continue
             module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
             whole = self.model.get_parameter(f"{module}.weight").detach()
+            alpha, rank = (
+                next(
+                    (v for end, v in self.tuner[f"{one}_pattern"].items() if module.endswith(end)), rules[f"lora_{one}"]
+                )
+                for one in ("alpha", "rank")
+            )
+            assert len(a) == rank, f"{name} has rank {len(a)}"
+            share = alpha / (rank**0.5 if rules["use_rslora"] else rank)
+            share *= 1 - rules["lora_dropout"] if self.model.training else 1
             whole = whole + share * self.weights[name.replace("lora_A", "lora_B")] @ a
             if rules["use_dora"]:
                 size = self.weights[name.replace("lora_A.weight", "lora_magnitude_vector")]

@@ -4,6 +4,7 @@ So each step is judged by itself: what goes in is what the product had, what com
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -40,6 +41,8 @@ class Step:
     """Of the window's completions of all ranks."""
     learnt: list = field(default_factory=list)
     """Sample ids of the step's segments, sorted."""
+    evaluated: dict = field(default_factory=dict)
+    """Metrics of an evaluation before the step, but for the first."""
 
 
 class Refused(Exception):
@@ -67,6 +70,7 @@ class Oracle:
         self.sampler = Policy(directory, tuner, dtype=torch.float32)
         self.reference = self.policy if self.policy.adapts else Policy(directory, tuner)
         self.num_steps, self.ranks = self.keys[f"{T}.max_steps"], draw.get("ranks", 1)
+        self.kept = self.fitting()
         self.optimizer = Optimizer(below(self.keys, T), self.num_steps)
         self.version, self.synced, self.calls, self.firsts = 0, {}, [], []
         self.waiting = [[] for _ in range(self.ranks)]
@@ -93,7 +97,10 @@ class Oracle:
         """Every optimizer step in turn; before each, the product's weights replace the oracle's."""
         made, means = None, {}
         self.windows, self.left = {}, {}
-        self.plan = plan = windows(len(self.draw["samples"]), self.keys, ranks=self.ranks, num_steps=self.num_steps)
+        plan = windows(len(self.kept), self.keys, ranks=self.ranks, num_steps=self.num_steps)
+        self.plan = plan = [
+            (first, [[self.kept[i] for i in own] for own in whole], *more) for first, whole, *more in plan
+        ]
         self.averaged = self.num_steps  # the means begin with the weights before training
         if self.policy.adapts:  # the first step has a rate of 0: it leaves adapters as they began
             self.take(self.run / "checkpoint-1")
@@ -103,9 +110,11 @@ class Oracle:
             assert not moved, f"adapters that begin somewhere: {moved}"
         self.averaged = 0
         for step, (first, whole, places, num_batches) in enumerate(plan):
+            result = Step()
             if step:
                 self.take(self.run / f"checkpoint-{step}")
-            result = Step()
+                if (every := self.keys[f"{T}.eval_steps"]) and step % every == 0:
+                    result.evaluated = self.evaluate(step)
             if step == first:
                 made = self.roll_out(step, whole, result)
                 means = result.means
@@ -126,9 +135,27 @@ class Oracle:
                 for name, weight in self.policy.weights.items() if mean else ():
                     mean.weights[name].data.lerp_(weight.data, 1 - one["average"])
 
+    def fitting(self) -> list[int]:
+        """Samples whose prompts leave room for a response, as ``overlong`` has it. Errors: ``Refused``."""
+        limit, rule = self.keys["global_max_length"] - self.keys[f"{R}.max_new_tokens"], self.keys["overlong"]
+        if f"{E}.name" in self.keys:
+            limit = self.keys["global_max_length"] - self.keys[f"{E}.max_response_tokens"]
+        self.prompt_limit, places = math.inf, list(range(len(self.draw["samples"])))
+        whole = [self.prompt(i) for i in places]
+        lengths = [len(self.words.expanded(ids, self.sizes(i))) for i, ids in enumerate(whole)]
+        if rule == "truncate_left":
+            self.prompt_limit = limit
+            lengths = [min(length, limit) if self.prompt(i) else length for i, length in enumerate(lengths)]
+        kept = [i for i in places if lengths[i] <= limit]
+        if not kept or (rule == "error" and len(kept) < len(places)):
+            raise Refused("prompt-too-long")
+        if rule == "truncate_left" and self.draw.get("dialect") in ("vllm", "swift"):
+            raise Refused("prompt-not-truncated")
+        return kept
+
     def sync(self, step: int) -> None:
         """Servers get the weights before the first rollout of a step."""
-        if step not in self.synced.values() and not (self.variant == "sft" and 0 < step < self.num_steps):
+        if step not in self.synced.values():
             self.version += 1
             self.synced[self.version] = step
 
@@ -195,8 +222,9 @@ class Oracle:
 
     def replace_flat(self, step: int, whole: list, per_rank: list) -> list:
         """Groups of equal rewards make place for those of further samples; returns [rank] all that these wrote."""
-        order = np.random.default_rng([self.keys[f"{T}.seed"], step, 1]).permutation(len(self.draw["samples"])).tolist()
-        left, n, made = [i for i in order if all(i not in own for own in whole)], self.repeats, [[] for _ in whole]
+        order = np.random.default_rng([self.keys[f"{T}.seed"], step, 1]).permutation(len(self.kept)).tolist()
+        left, n, made = [self.kept[i] for i in order], self.repeats, [[] for _ in whole]
+        left = [i for i in left if all(i not in own for own in whole)]
         for number in range(self.rules.get("dynamic_sampling.max_rounds", 0)):
             for own in per_rank if number == 0 else ():
                 self.check_rewards(own)
@@ -220,7 +248,7 @@ class Oracle:
 
     def evaluate(self, step: int) -> dict:
         """Metrics of an evaluation by the weights of now, over all ranks."""
-        samples = list(range(len(self.draw["samples"])))[: self.keys[f"{T}.eval_scenes"]]
+        samples = self.kept[: self.keys[f"{T}.eval_scenes"]]
         own = {"temperature": self.rules["eval_temperature"], "logprobs": False} if self.is_paid else {}
         self.sync(step)
         made = []
@@ -265,8 +293,7 @@ class Oracle:
         entry, asked = self.distill["teachers"][place], c
         if "prompt" in entry:
             prompt = self.prompt(c["index"], entry["prompt"])
-            sizes = [Image.open(path).size for path in c["images"]]
-            asked = c | {"expanded": self.words.expanded(prompt, sizes)}
+            asked = c | {"expanded": self.words.expanded(prompt, self.sizes(c["index"]))}
         policy = self.means[place] or (self.policy if entry.get("self") else self.reference)
         options = {"temperature": self.decoding["temperature"], "banned": self.words.banned}
         return policy.distribution(asked, adapted=bool(entry.get("self")), **options)
@@ -294,7 +321,13 @@ class Oracle:
         if other is not None:
             fields = {"question": chat[-1][1]} | one["metadata"]
             chat[-1] = (chat[-1][0], other.format(**fields))
-        return self.words.chat([*([("system", system)] if system and chat[0][0] != "system" else []), *chat])
+        ids = self.words.chat([*([("system", system)] if system and chat[0][0] != "system" else []), *chat])
+        excess = len(self.words.expanded(ids, self.sizes(index))) - self.prompt_limit
+        return self.words.without_first(ids, excess) if excess > 0 else ids
+
+    def sizes(self, index: int) -> list[tuple[int, int]]:
+        """Of its images."""
+        return [Image.open(self.folder / name).size for name in self.draw["samples"][index].get("images", [])]
 
     def generate(self, asked: list, seeds: list, decoding: dict, *, rank: int, pieces: int = 1) -> list:
         """[(ids with the stop token, log-probabilities)]: what servers write, or the policy itself."""
@@ -347,8 +380,9 @@ class Oracle:
         ended = not self.words.stops.isdisjoint(target[-1:])
         response = target[:-1] if ended else target
         paths = [str(self.folder / name) for name in self.draw["samples"][index].get("images", [])]
-        prompt, sizes = self.prompt(index), [Image.open(path).size for path in paths]
-        made = {"index": index, "prompt": prompt, "expanded": self.words.expanded(prompt, sizes), "images": paths}
+        prompt = self.prompt(index)
+        expanded = self.words.expanded(prompt, self.sizes(index))
+        made = {"index": index, "prompt": prompt, "expanded": expanded, "images": paths}
         made |= {"target": target, "response": response, "ended": ended, "engine": logprobs, "written": None}
         paid, said = pay(self.words.text(response), self.rules.get("rewards", []))
         unpaid = 0.0 if self.variant == "distill" else None
