@@ -24,7 +24,8 @@ from conformance.oracle.defaults import G, T
 from conformance.oracle.sampling import TooClose
 
 FILE = Path(__file__).with_name("everyday.jsonl")
-OBJECTIVE = "custom.trainer_variant"
+FIRST = ("custom.trainer_variant=", "overlong ")
+"""Beginnings of features of which each is in some draw, however few pairs that draw has."""
 NUMBER = {1: 12, 2: 2}
 """Ranks -> draws with so many; processes of ranks take ten seconds to start."""
 
@@ -44,7 +45,10 @@ def features(draw: dict) -> set[str]:
     found |= {f"{name}={draw[name]}" for name in ("family", "dialect", "ranks", "dropout", "rows") if name in draw}
     found.add(f"servers={len(draw['servers'])}")
     found |= {f"server {place} {one['fails'][0][2]}" for place, one in enumerate(draw["servers"]) if "fails" in one}
-    found.add(f"images={max((len(one.get('images', ())) for one in draw['samples']), default=0)}")
+    images = max((len(one.get("images", ())) for one in draw["samples"]), default=0)
+    found.add(f"images={images}")
+    if (rule := keys.get("overlong", "error")) != "error":
+        found.add(f"overlong {rule} with{'' if images else 'out'} images")
     window = keys.get(f"{G}.steps_per_generation", 1) * keys.get(f"{G}.num_iterations", 1)
     resume, last = draw.get("resume"), keys.get(f"{T}.max_steps")
     found.add(f"resume={resume and (resume % window, window, resume == last)}")
@@ -53,21 +57,22 @@ def features(draw: dict) -> set[str]:
 
 def chosen(draws: list[dict], number: int, held: set) -> list[dict]:
     """``number`` draws that learn, each the one with the most pairs that those before lack; at first one of each
-    objective."""
-    objectives = {draw["keys"][OBJECTIVE] for draw in draws} if number > 2 else set()
-    pairs = [{*combinations(sorted(features(draw)), 2)} for draw in draws]
+    feature that begins as ``FIRST``."""
+    own = [features(draw) for draw in draws]
+    wanted = {name for names in own for name in names if name.startswith(FIRST)} if number > 2 else set()
+    pairs = [{*combinations(sorted(names), 2)} for names in own]
     found: list[dict] = []
     with tempfile.TemporaryDirectory() as folder:
         while len(found) < number:
-            open_ = [i for i, draw in enumerate(draws) if not objectives or draw["keys"][OBJECTIVE] in objectives]
+            open_ = [i for i, names in enumerate(own) if pairs[i] and (not wanted or wanted & names)]
             place = max(open_, key=lambda i: len(pairs[i] - held))
             new, pairs[place] = pairs[place] - held, set()
-            own = Path(folder) / str(place)
+            where = Path(folder) / str(place)
             with suppress(TooClose):
-                judge(draws[place], own, Path(folder) / "models")
-                if (own / "run" / "checkpoint-1").exists():  # it was not refused
+                judge(draws[place], where, Path(folder) / "models")
+                if (where / "run" / "checkpoint-1").exists():  # it was not refused
                     held |= new
-                    objectives.discard(draws[place]["keys"][OBJECTIVE])
+                    wanted -= own[place]
                     found.append(draws[place])
                     sys.stdout.write(f"{len(found)}: {len(new)} more pairs\n")
     return found

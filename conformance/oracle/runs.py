@@ -102,7 +102,7 @@ class Oracle:
             (first, [[self.kept[i] for i in own] for own in whole], *more) for first, whole, *more in plan
         ]
         self.averaged = self.num_steps  # the means begin with the weights before training
-        if self.policy.adapts:  # the first step has a rate of 0: it leaves adapters as they began
+        if self.policy.adapts and (self.run / "checkpoint-1").exists():  # the first rate is 0: adapters as they began
             self.take(self.run / "checkpoint-1")
             for mean in filter(None, self.means):
                 mean.take(self.run / "checkpoint-1")
