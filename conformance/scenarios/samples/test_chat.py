@@ -63,6 +63,15 @@ def test_lists_of_content_become_texts_with_tags_and_a_record_has_its_own_system
     assert asked.messages == (("system", "Look."), ("user", "Well?"))
 
 
+def test_an_empty_system_message_of_a_record_is_none(write, record):
+    """Also where one is configured."""
+    turn = {"messages": [{"role": "user", "content": "Well?"}]}
+    for sample in loaded(write(*(one | {"system": ""} for one in ({"prompt": "Well?"}, turn)))):
+        assert sample.messages == (("user", "Well?"),)
+    (sample,) = load_samples(write(record | turn | {"system": ""}), systems=SystemMessages(objects="Be brief."))
+    assert sample.messages == (("user", "Well?"),)
+
+
 @pytest.mark.scenario(
     "samples/a-sample-of-rollout-matching-has-its-own-question",
     clauses=["samples/a-sample-is-one-json-object-on-one-line#8"],

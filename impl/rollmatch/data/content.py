@@ -47,7 +47,7 @@ def plain_record(record: Any, key: str) -> tuple[Any, list[DataError]]:
             problem = "there is a system message, and system beside it"
             errors.append(DataError(problem, code="content-unusable", key=key, remedy="Keep one of them."))
         record = {name: value for name, value in record.items() if name != "system"}
-        record["messages"] = [{"role": "system", "content": system}, *messages]
+        record["messages"] = [*([{"role": "system", "content": system}] if system else []), *messages]
     return (record | {"images": images} if images else record), errors
 
 
