@@ -65,6 +65,7 @@ def runs(draw, ranks=None):
         made["dialect"] = one_of("native", "native", "trl", "trl" if made["family"] == "qwen3_vl" else "vllm")
     if variant == "distill":
         _distill(one_of, made)
+    made["keys"] |= {"custom.prompts.system": one_of("", "s")}
     made["samples"] = [_sample(one_of, made, number) for number in range(one_of(3, 5, 8))]
     _tuner(one_of, made)
     _turns(one_of, made)
@@ -116,7 +117,7 @@ def _training(one_of, made):
     if keys["optim"] == "adamw_torch":
         keys |= {"adam_beta1": one_of(0.9, 0.5, 0.0), "adam_beta2": one_of(0.999, 0.8), "adam_epsilon": 0.01}
     is_paid = made["keys"]["custom.trainer_variant"] not in ("sft", "rollout_matching_sft")
-    lengths = (420, 600) if not is_paid else (110, 130) if made["family"] == "qwen3_vl" else (64, 72)
+    lengths = (420, 600) if not is_paid else (122, 142) if made["family"] == "qwen3_vl" else (76, 84)
     length, attention = one_of(*lengths), one_of("packed", "sdpa", "eager")
     if made["family"] in PACKABLE and attention == "packed":
         keys |= one_of({}, {"packing": True}, {"packing": True, "packing_drop_last": True}, {"padding_free": True})
@@ -276,13 +277,13 @@ def _matching(one_of, made):
     }
     if not any(keys[f"{name}_weight"] for name in ("soft_ce", "w1", "gate")):  # refused: nothing trains coordinates
         keys["w1_weight"] = 5.0
-    prompts = {"custom.prompts.system": one_of("", "s"), "custom.prompts.user": "find"}
+    prompts = {"custom.prompts.user": "find"}
     prompts |= {"custom.object_ordering": one_of("as_given", "sorted")}
     return {f"{R}.{name}": value for name, value in keys.items()} | prompts
 
 
 def _sample(one_of, made, number):
-    one = _asked(one_of, made, number)
+    one = _asked(one_of, made, number) | one_of({}, {}, {"system": ""}, {"system": "o"})
     if made["keys"]["custom.trainer_variant"] == "distill":
         one |= {"metadata": {"a": one_of("1", "b.", " a"), "kind": one_of(0, 1)}}
     return one
@@ -315,12 +316,11 @@ def _tuner(one_of, made):
     if kind == "lora":
         keys |= {"tuner.train_type": "lora", "tuner.lora_rank": one_of(2, 4), "tuner.lora_alpha": one_of(3, 8)}
         keys |= one_of({}, {"tuner.use_rslora": True}, {"tuner.use_dora": True})
-        keys |= one_of({}, {"tuner.rank_pattern": {"down_proj": 3}}) | one_of(
-            {}, {"tuner.alpha_pattern": {"q_proj": 5}}
-        )
         targets = [".*layers.0.*(q|down)_proj", ".*language_model.*_proj|model.layers.*_proj"]
         targets += [".*visual.blocks.*(qkv|fc1)"] if made["family"] == "qwen3_vl" else []
         keys |= {"tuner.target_regex": one_of(*targets)}
+        wide, deep = ("qkv", "fc1") if "visual" in keys["tuner.target_regex"] else ("q_proj", "down_proj")
+        keys |= one_of({}, {"tuner.rank_pattern": {deep: 3}}) | one_of({}, {"tuner.alpha_pattern": {wide: 5}})
         keys |= {f"{T}.lr_scheduler_type": one_of("linear", "cosine"), f"{T}.warmup_steps": 1}
         if "tuner.use_dora" not in keys and one_of(0, 1):
             keys["tuner.lora_dropout"], kind = 0.2, "dropout"
@@ -363,7 +363,7 @@ def _world(one_of, made):
             "max_response_tokens": one_of(40, 9),
         }
         made["keys"] |= {f"{E}.{name}": value for name, value in keys.items()}
-        made["keys"] |= {f"{E}.observations": one_of("text", "chat"), "global_max_length": one_of(110, 130)}
+        made["keys"] |= {f"{E}.observations": one_of("text", "chat"), "global_max_length": one_of(122, 142)}
         if made["keys"].pop(f"{T}.tokens_per_micro_batch", None):
             made["keys"].pop(f"{T}.share_prompts")
         for name in ("rewards", "dynamic_sampling.max_rounds"):

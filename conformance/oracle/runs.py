@@ -310,7 +310,8 @@ class Oracle:
 
     def prompt(self, index: int, other: str | None = None) -> list[int]:
         """The ids of a sample's prompt, one placeholder per picture; ``other`` takes the place of the question."""
-        one, system = self.draw["samples"][index], self.keys["custom.prompts.system"]
+        one = self.draw["samples"][index]
+        system = one.get("system", "" if "messages" in one else self.keys["custom.prompts.system"])
         names = one.get("images", [])
         if "messages" in one:
             chat = [(m["role"], m["content"].replace("<image>", PICTURE)) for m in one["messages"]]
@@ -321,7 +322,7 @@ class Oracle:
         if other is not None:
             fields = {"question": chat[-1][1]} | one["metadata"]
             chat[-1] = (chat[-1][0], other.format(**fields))
-        ids = self.words.chat([*([("system", system)] if system and chat[0][0] != "system" else []), *chat])
+        ids = self.words.chat([*([("system", system)] if system else []), *chat])
         excess = len(self.words.expanded(ids, self.sizes(index))) - self.prompt_limit
         return self.words.without_first(ids, excess) if excess > 0 else ids
 
