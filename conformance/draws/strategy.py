@@ -319,7 +319,7 @@ def _tuner(one_of, made):
         targets = [".*layers.0.*(q|down)_proj", ".*language_model.*_proj|model.layers.*_proj"]
         targets += [".*visual.blocks.*(qkv|fc1)"] if made["family"] == "qwen3_vl" else []
         keys |= {"tuner.target_regex": one_of(*targets)}
-        wide, deep = ("qkv", "fc1") if "visual" in keys["tuner.target_regex"] else ("q_proj", "down_proj")
+        wide, deep = ("qkv", "linear_fc1") if "visual" in keys["tuner.target_regex"] else ("q_proj", "down_proj")
         keys |= one_of({}, {"tuner.rank_pattern": {deep: 3}}) | one_of({}, {"tuner.alpha_pattern": {wide: 5}})
         keys |= {f"{T}.lr_scheduler_type": one_of("linear", "cosine"), f"{T}.warmup_steps": 1}
         if "tuner.use_dora" not in keys and one_of(0, 1):

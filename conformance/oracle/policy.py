@@ -123,7 +123,8 @@ class Policy:
             whole = self.model.get_parameter(f"{module}.weight").detach()
             alpha, rank = (
                 next(
-                    (v for end, v in self.tuner[f"{one}_pattern"].items() if module.endswith(end)), rules[f"lora_{one}"]
+                    (v for end, v in self.tuner[f"{one}_pattern"].items() if module.endswith(f".{end}")),
+                    rules[f"lora_{one}"],
                 )
                 for one in ("alpha", "rank")
             )
