@@ -92,7 +92,7 @@ def test_what_a_tool_raises_is_read_by_the_policy(server):
         call("multiply", a=6, b=7, sample=1): "sample: Unexpected keyword argument",
         "<tool_call>multiply 6 7": "a call is a JSON object with name and arguments, not multiply 6 7",
         '<tool_call>{"name": "multiply", "arguments": [6]}</tool_call>': "arguments are a JSON object",
-        call("shout", text="ja"): '{"said": "JA"}',
+        call("shout", text="ja, é"): '{"said": "JA, É"}',
     }.items():
         assert said in reply_to(action, *names)
 

@@ -64,6 +64,9 @@ def test_an_image_of_a_named_host_is_fetched_once_per_call(host):
         "http://allowed.invalid@127.0.0.1:{port}/a.png",
         "http://me:key@allowed.invalid/a.png",
         "ftp://allowed.invalid/a.png",
+        "http://not-allowed.invalid/a.png",
+        "http://www.allowed.invalid/a.png",
+        "http://allowed.invalid.example/a.png",
         "http://[broken/a.png",
     ],
 )

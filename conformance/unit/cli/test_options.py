@@ -43,15 +43,16 @@ def test_train_passes_on_what_is_typed(words, expected, capsys):
     assert [each for each in expected if each not in shown] == []
 
 
+@pytest.mark.parametrize("gpus", [(), ("--gpus", "0,1")], ids=["one rank", "torchrun"])
 @pytest.mark.parametrize("is_ended", [False, True], ids=["after seconds", "with a process"])
-def test_train_waits_for_servers_as_long_as_is_typed(is_ended, capsys, tmp_path):
+def test_train_waits_for_servers_as_long_as_is_typed(is_ended, gpus, capsys, tmp_path):
     words = ("--wait-timeout", "0.3")
     if is_ended:
         (ended := subprocess.Popen(["true"])).wait()
         words = ("--server-pid", str(ended.pid))
     away = (*served(f"http://127.0.0.1:{free_port()}"), f"--set={VLLM}.server.timeout_s=30")
     begin = time.monotonic()
-    printed(capsys, "train", CONFIG, *away, f"--set=training.output_dir={tmp_path / 'run'}", *words, code=1)
+    printed(capsys, "train", CONFIG, *away, f"--set=training.output_dir={tmp_path / 'run'}", *words, *gpus, code=1)
     assert time.monotonic() - begin < 20, "the configuration waits for 30 s"
 
 

@@ -223,6 +223,12 @@ def compare(two_runs, out):
     return out.read_text()
 
 
+def test_a_setting_of_a_run_in_the_middle_is_compared(two_runs, tmp_path):
+    first, second = map(str, two_runs)
+    assert main(["compare", first, second, first, "--out", str(tmp_path / "page.html")]) == 0
+    assert "training.seed" in (tmp_path / "page.html").read_text()
+
+
 def test_drops_are_counted_in_two_halves_of_the_steps(tmp_path):
     """The first half of three steps is one."""
     steps = [step_events(step)[-1] | {"drops": {"a": 10**step, "b": 3}} for step in range(3)]
