@@ -1,5 +1,6 @@
 """What a resumed run may change, and that its first step learns."""
 
+import json
 import logging
 import re
 import shutil
@@ -10,6 +11,8 @@ from safetensors.torch import load_file
 
 from conformance.doubles.digits import ROOT
 from rollmatch.cli.main import main
+from rollmatch.errors import ErrorList
+from rollmatch.run.directory import check_unchanged
 
 SMALL = (
     "custom.extra.rollout_matching.rollout_backend=hf",
@@ -70,6 +73,16 @@ def test_what_the_checkpoint_decides_is_refused(begun, capsys, monkeypatch, over
     assert f"[resume-changed] {said}" in error
     assert f"start a new run with model.model: {begun}/checkpoint-2" in error
     assert (begun / "journal.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern", "trainable_token_indices"])
+@pytest.mark.parametrize("now", [{"q_proj": 2}, {"q_proj": 1, "k_proj": 1}, {}])
+def test_what_is_said_of_single_modules_is_refused_too(name, now, tmp_path):
+    (tmp_path / "resolved.yaml").write_text(f"tuner: {{{name}: {{q_proj: 1}}, lora_rank: 8}}")
+    check_unchanged(tmp_path / "checkpoint-2", f"tuner: {{{name}: {{q_proj: 1}}, lora_rank: 8}}")
+    with pytest.raises(ErrorList) as caught:
+        check_unchanged(tmp_path / "checkpoint-2", f"tuner: {{{name}: {json.dumps(now)}, lora_rank: 8}}")
+    assert [(error.code, error.key) for error in caught.value.errors] == [("resume-changed", f"tuner.{name}")]
 
 
 @pytest.mark.scenario(

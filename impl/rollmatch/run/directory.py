@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import yaml
 
@@ -134,7 +134,7 @@ def check_unchanged(checkpoint: Path, after: str) -> None:
     described = checkpoint.with_name(RESOLVED)
     if not described.is_file():
         return
-    old, new = (dict(_leaves(yaml.safe_load(text))) for text in (described.read_text(encoding="utf-8"), after))
+    old, new = (_settings(yaml.safe_load(text)) for text in (described.read_text(encoding="utf-8"), after))
     errors: list[RollmatchError] = []
     for key in old.keys() & new.keys():
         names = (key, key.partition(".")[0])
@@ -157,6 +157,17 @@ def changed_keys(before: str, after: str) -> list[str]:
     """
     old, new = (dict(_leaves(yaml.safe_load(text))) for text in (before, after))
     return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in {**old, **new} if old.get(key) != new.get(key)]
+
+
+def _settings(tree: dict[str, object]) -> dict[str, object]:
+    """Values by their keys; those of ``tuner`` may be mappings, whose keys are names of modules.
+
+    >>> _settings({"training": {"seed": 1}, "tuner": {"rank_pattern": {"q_proj": 4}}})
+    {'training.seed': 1, 'tuner.rank_pattern': {'q_proj': 4}}
+    """
+    tuner = cast(dict[str, object], tree.get("tuner", {}))
+    others = {name: branch for name, branch in tree.items() if name != "tuner"}
+    return dict(_leaves(others)) | {f"tuner.{name}": value for name, value in tuner.items()}
 
 
 def _leaves(tree: object, path: str = "") -> Iterator[tuple[str, object]]:
