@@ -71,6 +71,15 @@ def test_up_starts_what_is_typed(capsys):
     assert "--resume" in again
 
 
+def test_up_names_hosts_in_place_of_a_url_of_the_configuration(capsys):
+    keys = ("rlhf.use_vllm=true", "rlhf.vllm_mode=server", "rlhf.vllm_server_base_url=http://127.0.0.1:8000")
+    words = (*(f"--set={key}" for key in keys), "--servers", "2", "--dry-run")
+    shown = printed(capsys, "up", "fixtures/arithmetic/grpo.yaml", *words)
+    (learner,) = [line for line in shown.splitlines() if " train " in line]
+    assert "rlhf.vllm_server_base_url=null" in learner
+    assert "rlhf.vllm_server_port=[" in learner
+
+
 def test_each_server_is_shown_with_as_many_gpus_as_the_layout_gives_it():
     keys = [word.removeprefix("--set=") for word in served("http://127.0.0.1:8000")]
     options = Namespace(config=CONFIG, overrides=keys, resume=False, overwrite=False)

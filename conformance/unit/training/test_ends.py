@@ -60,7 +60,7 @@ class SpoilsAWeight(TrainerCallback):
 
 
 @pytest.mark.scenario(clauses=["weight-sync/a-wrong-update-is-refused-and-named#7"])
-@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_weights_that_are_no_numbers_end_the_run_before_they_are_saved(tmp_path, number):
     trainer, _ = watched(tmp_path, "training.max_steps=3")
     trainer.add_callback(SpoilsAWeight(number))

@@ -104,6 +104,16 @@ def test_whoever_does_not_know_the_secret_is_not_admitted(pair):
     assert pair[0].store.wait_verdict("1") == GO
 
 
+def test_strangers_take_no_place_from_members(pair):
+    port = pair[0].address.port
+    for _ in range(100):
+        socket.create_connection(("127.0.0.1", port)).close()
+    member = GroupStore(address_of(1, port))
+    member.give_verdict("1", GO)
+    assert pair[0].store.wait_verdict("1") == GO
+    member.close()
+
+
 def test_a_store_that_does_not_know_the_secret_is_not_joined():
     """It accepts every answer to its challenge, and answers a member's own with what it has made up."""
 
