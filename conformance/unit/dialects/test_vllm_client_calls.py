@@ -5,7 +5,7 @@ import inspect
 import pytest
 from PIL import Image
 
-from conformance.doubles.http_server import answering
+from conformance.doubles.http_server import answering, http_server, read_body, send
 from conformance.doubles.refusals import refused
 from rollmatch.dialects.trl.vllm_client import VLLMClient, png_of
 
@@ -53,6 +53,25 @@ def test_tools_are_sent_as_schemas_and_images_as_png(call):
     assert (call.body["prompts"], call.body["images"]) == (["a", [1, 2]], [[png_of(image)], None])
     with pytest.raises(NotImplementedError, match="chat_template"):
         call(lambda client: client.chat([[TEXT]], chat_template="x"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+def test_the_group_is_opened_at_the_host_of_the_url(host):
+    opened = []
+
+    def reply(handler):
+        body, name = read_body(handler), handler.path.strip("/").rpartition("/")[2]
+        if name == "init_communicator":
+            opened.append(body["host"])
+            return send(handler, 409, {"code": "no-group"})
+        state = {"paths": {route: {} for route in ROUTES}, "world_size": 1}
+        return send(handler, 200, state)
+
+    with http_server(reply, host=host) as server:
+        client = VLLMClient(server.url, connection_timeout=5.0)
+        with refused("no-group"):
+            client.init_communicator("cpu")
+    assert opened == [host]
 
 
 @pytest.mark.parametrize("content", [{}, {"content": None}], ids=["no content", "null"])
