@@ -4,16 +4,14 @@ Its calls go to our own server, whose fields ``unit/server/test_field_effects.py
 response otherwise. No value is neutral, and no two prompts have one in common.
 """
 
-import asyncio
 import base64
 from dataclasses import fields, replace
 
 import pytest
-from starlette.testclient import TestClient
 
+from conformance.doubles.distinct_responses import DistinctReplica, asked_of, ids_of, posted_to, response_to, serving
 from conformance.doubles.request_bodies import IMAGE, picture
-from conformance.doubles.stand_in import STOP, commit, make_stand_in
-from conformance.doubles.telling import TEMPLATE, TellingReplica, posted_to, told
+from conformance.doubles.stand_in import STOP, make_parts
 from rollmatch.dialects.native.client import NativeDialect
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
 from rollmatch.dialects.swift.client import SwiftDialect
@@ -58,26 +56,19 @@ OF_DIALECT = {
 
 @pytest.fixture(scope="module")
 def server():
-    parts, app = make_stand_in(kind=TellingReplica, drain_s=0.01, max_model_len=512)
-    asyncio.run(commit(parts.pool, VERSION, drain_s=0.0))
-    tokenizer, template = parts.prompts.tokenizer, parts.prompts.tokenizer.chat_template
-    tokenizer.chat_template = TEMPLATE.replace("image_token", repr(tokenizer.decode([IMAGE])))
-    with TestClient(app) as client:
-        yield parts, client
-    tokenizer.chat_template = template
+    with serving(make_parts(kind=DistinctReplica, drain_s=0.01, max_model_len=512), version=VERSION) as made:
+        yield made
 
 
 def exchanged(server, dialect, prompts, rules=RULES):
     """Draws of the engines by their seeds, and replies."""
     parts, client = server
-    for replica in parts.pool.replicas:
-        replica.generated.clear()
-    replies = dialect("http://s").exchange(posted_to(client), prompts, rules)
-    return {draw.params.seed: draw for replica in parts.pool.replicas for draw in replica.generated}, replies
+    draws, replies = asked_of(parts, lambda: dialect("http://s").exchange(posted_to(client), prompts, rules))
+    return {draw.params.seed: draw for draw in draws}, replies
 
 
 def reply_of(dialect, ids, seed):
-    answer = told(seed)
+    answer = response_to(seed)
     runs = {"policy_versions": ((VERSION, len(answer.ids)),)} if dialect is NativeDialect else {}
     return Reply(
         prompt_token_ids=tuple(ids), response_token_ids=tuple(answer.ids), finish_reason=answer.reason,
@@ -88,13 +79,7 @@ def reply_of(dialect, ids, seed):
 @pytest.mark.parametrize("dialect", OF_DIALECT)
 def test_every_value_of_prompts_and_rules_reaches_the_engine_and_every_response_its_prompt(server, dialect):
     seeds, rules = OF_DIALECT[dialect]
-    tokenizer = server[0].prompts.tokenizer
-
-    def ids_of(value):
-        written = value.replace("<image>", tokenizer.decode([IMAGE]))
-        return tokenizer.encode(written, add_special_tokens=False)
-
-    prompts = [ids_of(value) for value in TEXTS]
+    prompts = [ids_of(text, server[0]) for text in TEXTS]
     if dialect is not SwiftDialect:
         prompts = [list(prompt.prompt_token_ids) for prompt in PROMPTS]
     draws, replies = exchanged(server, dialect, PROMPTS)

@@ -1,9 +1,9 @@
 """Every field of a body of OpenAI's routes is what vLLM samples and renders by, for all prompts and choices.
 
-vLLM's own classes stand between the route and the engine (``doubles.telling``). A field without a line fails.
+vLLM's own classes stand between the route and the engine (``doubles.distinct_responses``). A field without a line
+fails.
 """
 
-import asyncio
 import base64
 import copy
 import json
@@ -12,19 +12,25 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from starlette.testclient import TestClient
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from conformance.doubles.digits import MODEL
+from conformance.doubles.distinct_responses import (
+    DistinctVllm,
+    asked_of,
+    ids_of,
+    posted_to,
+    prompt_rows,
+    response_to,
+    serving,
+)
 from conformance.doubles.field_effects import SAMPLED, fields_of, given, with_field
 from conformance.doubles.request_bodies import IMAGE, picture
-from conformance.doubles.stand_in import STOP, commit, make_parts
-from conformance.doubles.telling import TEMPLATE, TellingVllm, posted_to, prompt_rows, told
+from conformance.doubles.stand_in import STOP, make_parts
 from rollmatch.dialects.openai.bodies import ChatBody, CompletionBody
 from rollmatch.dialects.prompt import Prompt, Reply, SamplingRules
 from rollmatch.dialects.vllm.client import VllmDialect
-from rollmatch.serve.app import make_app
 
 VERSION = 3
 REFUSED = "refused"
@@ -58,13 +64,9 @@ def server(tmp_path_factory):
     opening.backend_tokenizer.post_processor = processor
     opening.save_pretrained(directory)
     names = {"served_model_names": ("first", "second"), "tool_call_parser": "hermes"}
-    parts = make_parts(kind=partial(TellingVllm, tokenizer=directory), drain_s=0.01, max_model_len=512, **names)
-    asyncio.run(commit(parts.pool, VERSION, drain_s=0.0))
-    tokenizer, template = parts.prompts.tokenizer, parts.prompts.tokenizer.chat_template
-    tokenizer.chat_template = TEMPLATE.replace("image_token", repr(tokenizer.decode([IMAGE])))
-    with TestClient(make_app(parts)) as client:
-        yield parts, client
-    tokenizer.chat_template = template
+    parts = make_parts(kind=partial(DistinctVllm, tokenizer=directory), drain_s=0.01, max_model_len=512, **names)
+    with serving(parts, version=VERSION) as made:
+        yield made
 
 
 TEXT = {"type": "text", "text": "Look."}
@@ -241,7 +243,7 @@ class Wanted(SimpleNamespace):
     """What a call leads to: draws of the engine, and what its reply is made of."""
 
     def choices(self):
-        rows = [(draw, told(draw["params"]["seed"] + copy), draw["params"]["seed"] + copy)
+        rows = [(draw, response_to(draw["params"]["seed"] + copy), draw["params"]["seed"] + copy)
                 for draw in self.draws for copy in range(draw["params"]["n"])]  # fmt: skip
         for index, (draw, one, seed) in enumerate(rows):
             is_chat, of_prompt = self.kind is ChatBody, draw["params"]["prompt_logprobs"]
@@ -268,7 +270,7 @@ class Wanted(SimpleNamespace):
     def reply(self):
         choices = list(self.choices())
         num_prompt = sum(len(draw["ids"]) for draw in self.draws)
-        num_written = sum(len(told(draw["params"]["seed"] + copy).ids)
+        num_written = sum(len(response_to(draw["params"]["seed"] + copy).ids)
                           for draw in self.draws for copy in range(draw["params"]["n"]))  # fmt: skip
         usage = {"prompt_tokens": num_prompt, "completion_tokens": num_written}
         return {
@@ -336,23 +338,19 @@ def whole_of(text, kind):
 def ask(server, kind, body):
     """Status, draws of the engines and what is replied."""
     parts, client = server
-    for replica in parts.pool.replicas:
-        replica.generated.clear()
-    answer = client.post(PATHS[kind], json=body)
+    made, answer = asked_of(parts, lambda: client.post(PATHS[kind], json=body))
     names = ["n", "seed", *SAMPLED, "stop", "allowed_token_ids", "bad_words", "logprobs"]
     names += ["prompt_logprobs", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens"]
     draws = []
-    for replica in parts.pool.replicas:
-        for draw in replica.generated:
-            found = {name: getattr(draw.params, name) for name in names}
-            structure = draw.params.structured_outputs
-            kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
-            found["structured_outputs"] = structure and {
-                kind: getattr(structure, kind) for kind in kinds if getattr(structure, kind) is not None
-            }
-            draws.append(
-                {"ids": draw.prompt.token_ids, "images": [each.size for each in draw.prompt.images], "params": found}
-            )
+    for draw in made:
+        found = {name: getattr(draw.params, name) for name in names}
+        structure = draw.params.structured_outputs
+        kinds = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+        found["structured_outputs"] = structure and {
+            kind: getattr(structure, kind) for kind in kinds if getattr(structure, kind) is not None
+        }
+        sizes = [each.size for each in draw.prompt.images]
+        draws.append({"ids": draw.prompt.token_ids, "images": sizes, "params": found})
     draws.sort(key=lambda draw: draw["params"]["seed"])
     if answer.status_code != 200:
         return answer.status_code, draws, answer.json()
@@ -377,22 +375,17 @@ def check(server, name, body, effect):
         assert 400 <= status < 500, reply
         assert draws == []
         return
-    tokenizer = server[0].prompts.tokenizer
-
-    def ids_of(value):
-        written = value.replace("<image>", tokenizer.decode([IMAGE]))
-        return tokenizer.encode(written, add_special_tokens=False)
-
+    encode = partial(ids_of, parts=server[0])
     wanted = Wanted(
         draws=[
             {
-                "ids": ids_of(each) if isinstance(each, str) else each,
+                "ids": encode(each) if isinstance(each, str) else each,
                 "images": images,
                 "params": copy.deepcopy(BASE) | {"seed": 4 + 2 * place},
             }
             for place, each in enumerate(texts)
         ],
-        kind=kind, name="r", num_top=1, has_ids=True, token="<{}>", usage=not base.get("stream"), ids_of=ids_of,
+        kind=kind, name="r", num_top=1, has_ids=True, token="<{}>", usage=not base.get("stream"), ids_of=encode,
         is_streamed=False,
     )  # fmt: skip
     if "tools" in body:
@@ -457,10 +450,8 @@ def test_a_client_of_stock_servers_sends_every_value_and_reads_each_reply(server
         max_tokens=6, temperature=0.75, top_p=0.5, top_k=7, repetition_penalty=1.5, stop_token_ids=(9, 11),
         banned_token_ids=(12, 13), logprobs=True,
     )  # fmt: skip
-    for replica in parts.pool.replicas:
-        replica.generated.clear()
-    replies = VllmDialect("http://s").exchange(posted_to(client), prompts, rules)
-    draws = {draw.params.seed: draw for replica in parts.pool.replicas for draw in replica.generated}
+    made, replies = asked_of(parts, lambda: VllmDialect("http://s").exchange(posted_to(client), prompts, rules))
+    draws = {draw.params.seed: draw for draw in made}
     assert draws.keys() == {4, 6, 9}
     sampled = BASE | {"n": 1, "max_tokens": 6, "temperature": 0.75, "top_p": 0.5, "top_k": 7, "logprobs": 0}
     sampled |= {"repetition_penalty": 1.5, "stop_token_ids": [9, 11], "logit_bias": {12: -100.0, 13: -100.0}}
@@ -468,14 +459,14 @@ def test_a_client_of_stock_servers_sends_every_value_and_reads_each_reply(server
     for draw in draws.values():
         assert {name: getattr(draw.params, name) for name in sampled} == sampled
         assert [each.size for each in draw.prompt.images] == ([(40, 30), (30, 40)] if draw.params.seed == 6 else [])
-    text = f"[user:{parts.prompts.tokenizer.decode([IMAGE])}Look.{parts.prompts.tokenizer.decode([IMAGE])}]>"
-    rendered = parts.prompts.tokenizer.encode(text, add_special_tokens=False)
+    rendered = ids_of("[user:<image>Look.<image>]>", parts)
+    written = [(ids, response_to(seed)) for ids, seed in (((5, 6), 4), (rendered, 6), ((8,), 9))]
     assert replies == [
         Reply(
-            prompt_token_ids=tuple(ids), response_token_ids=tuple(told(seed).ids), finish_reason=told(seed).reason,
-            policy_version=None, logprobs=tuple(told(seed).logprobs),
+            prompt_token_ids=tuple(ids), response_token_ids=tuple(answer.ids), finish_reason=answer.reason,
+            policy_version=None, logprobs=tuple(answer.logprobs),
         )
-        for ids, seed in (((5, 6), 4), (rendered, 6), ((8,), 9))
+        for ids, answer in written
     ]  # fmt: skip
     unlabelled = VllmDialect("http://s").exchange(posted_to(client), prompts, replace(rules, logprobs=False))
     assert [reply.logprobs for reply in unlabelled] == [None] * 3
@@ -494,9 +485,7 @@ def test_a_rendered_chat_has_the_ids_and_images_of_its_prompt(server, field):
     body = {name: body[name] for name in dict.fromkeys(("messages", field))}
     text = "[system:Be.][user:<image>Look.<image>]>"
     text = {"tools": TOOLS, "chat_template_kwargs": "gayslow"}.get(field, "") + text
-    ids = parts.prompts.tokenizer.encode(
-        text.replace("<image>", parts.prompts.tokenizer.decode([IMAGE])), add_special_tokens=False
-    )
+    ids = ids_of(text, parts)
     reply = client.post("/v1/chat/completions/render", json=body | {"max_tokens": 9})
     hashes = reply.json()["features"]["mm_hashes"]["image"]
     assert len(set(hashes)) == 2

@@ -1,15 +1,19 @@
 """Engines that answer every response otherwise, so that a reply shows whose response stands where."""
 
 import asyncio
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from starlette.testclient import TestClient
 
 from conformance.doubles.digits import MODEL
-from conformance.doubles.stand_in import STOP, PretendingReplica
+from conformance.doubles.request_bodies import IMAGE
+from conformance.doubles.stand_in import STOP, PretendingReplica, commit
 from rollmatch.dialects.http import MSGPACK, HttpReply
+from rollmatch.serve.app import make_app
 from rollmatch.server.replica import EngineOutput, EnginePart
 
 TEMPLATE = (
@@ -25,7 +29,7 @@ TEMPLATE = (
 """A chat template that shows everything it is given; ``image_token`` has to be replaced by a text."""
 
 
-class Told(NamedTuple):
+class Response(NamedTuple):
     """What is written for one seed: ids, whether they end by themselves, and a log-probability for each."""
 
     ids: list[int]
@@ -48,12 +52,14 @@ class Told(NamedTuple):
         ]
 
 
-def told(seed):
+def response_to(seed):
     """Two ids and more; every other response ends by itself."""
     length = 2 + seed % 3
     ids = [50 + 7 * seed + place for place in range(length)]
     is_stopped = seed % 2 == 1
-    return Told([*ids[:-1], STOP] if is_stopped else ids, is_stopped, [-0.25 - seed - place for place in range(length)])
+    return Response(
+        [*ids[:-1], STOP] if is_stopped else ids, is_stopped, [-0.25 - seed - place for place in range(length)]
+    )
 
 
 def prompt_rows(token_ids):
@@ -62,8 +68,8 @@ def prompt_rows(token_ids):
             for place, token_id in enumerate(token_ids[1:]))]  # fmt: skip
 
 
-class TellingReplica(PretendingReplica):
-    """Writes ``told``, whatever was to be sampled."""
+class DistinctReplica(PretendingReplica):
+    """Writes ``response_to``, whatever was to be sampled."""
 
     def params_of(self, request, *, seed):
         params = super().params_of(request, seed=seed)
@@ -72,7 +78,7 @@ class TellingReplica(PretendingReplica):
 
     async def generate(self, prompt, params, request_id):
         self.generated.append(SimpleNamespace(prompt=prompt, params=params))
-        answer = told(params.seed or 0)
+        answer = response_to(params.seed or 0)
         await asyncio.sleep(0.002 * (9 - (params.seed or 0) % 9))  # the last ones end first
         tops = [
             {token_id: SimpleNamespace(logprob=value, rank=rank) for rank, (token_id, value) in enumerate(row, 1)}
@@ -90,10 +96,10 @@ class TellingReplica(PretendingReplica):
         )
 
 
-class TellingVllm(PretendingReplica):
+class DistinctVllm(PretendingReplica):
     """What vLLM's OpenAI classes need of an engine: vLLM's own configuration and renderer; nothing is generated.
 
-    Every choice is ``told`` of its seed.
+    Every choice is ``response_to`` of its seed.
     """
 
     def __init__(self, index, *, tokenizer, **fields):
@@ -123,7 +129,7 @@ class TellingVllm(PretendingReplica):
                 index=index, text=f"text {(params.seed or 0) + index}", token_ids=answer.ids, cumulative_logprob=None,
                 logprobs=None if params.logprobs is None else rows_of(answer), finish_reason=answer.reason,
             )
-            for index, answer in enumerate(told((params.seed or 0) + index) for index in range(params.n))
+            for index, answer in enumerate(response_to((params.seed or 0) + index) for index in range(params.n))
         ]  # fmt: skip
         rows = None if params.prompt_logprobs is None else prompt_rows(prompt.token_ids)
         is_whole = params.output_kind == RequestOutputKind.FINAL_ONLY
@@ -147,6 +153,31 @@ def _frontend(tokenizer):
     renderer = renderer_from_config(config)
     parts = {"input_processor": InputProcessor(config, renderer), "renderer": renderer}
     return SimpleNamespace(vllm_config=config, model_config=config.model_config, **parts)
+
+
+@contextmanager
+def serving(parts, *, version):
+    """A server's parts and a client of its application; its chat template shows everything it is given."""
+    asyncio.run(commit(parts.pool, version, drain_s=0.0))
+    tokenizer, template = parts.prompts.tokenizer, parts.prompts.tokenizer.chat_template
+    tokenizer.chat_template = TEMPLATE.replace("image_token", repr(tokenizer.decode([IMAGE])))
+    with TestClient(make_app(parts)) as client:
+        yield parts, client
+    tokenizer.chat_template = template
+
+
+def ids_of(text, parts):
+    """Of a prompt's text, in which ``<image>`` is a placeholder."""
+    tokenizer = parts.prompts.tokenizer
+    return tokenizer.encode(text.replace("<image>", tokenizer.decode([IMAGE])), add_special_tokens=False)
+
+
+def asked_of(parts, call):
+    """What engines are asked to write by a call, and what it returns."""
+    for replica in parts.pool.replicas:
+        replica.generated.clear()
+    returned = call()
+    return [draw for replica in parts.pool.replicas for draw in replica.generated], returned
 
 
 def posted_to(client):
