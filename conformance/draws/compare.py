@@ -160,12 +160,8 @@ def compare(draw: dict, folder: Path, directory: Path, servers: list, *, code: s
 
 
 def compare_step(journals: list, oracle: Oracle, step: int, expected) -> None:
-    for name, value in expected.evaluated.items():
-        close(
-            f"{name} of the evaluation before step {step}",
-            of_step(journals[0], "evaluated", step)["metrics"].get(name),
-            value,
-        )
+    if expected.evaluated:
+        compare_evaluation(journals[0], step, expected.evaluated)
     for rank, (asked, seeds) in enumerate(expected.requested):
         found = of_step(journals[rank], "requested", step, purpose="train")
         same(f"samples of step {step}, rank {rank}", found["sample_ids"], asked)
@@ -267,10 +263,14 @@ def headline(before: dict, after: dict, oracle: Oracle) -> str:
 def evaluated(journal: list[dict], step: int, oracle: Oracle) -> dict:
     """The evaluation before an optimizer step. Errors: ``Refused``."""
     metrics = oracle.evaluate(step)
+    compare_evaluation(journal, step, metrics)
+    return metrics
+
+
+def compare_evaluation(journal: list[dict], step: int, metrics: dict) -> None:
     found = of_step(journal, "evaluated", step)["metrics"]
     for name, value in metrics.items():
         close(f"{name} of the evaluation before step {step}", found.get(name), value)
-    return metrics
 
 
 def read(path: Path) -> list[dict]:

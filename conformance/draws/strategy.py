@@ -347,7 +347,7 @@ def _overlong(one_of, made):
     """Some prompts leave too little for a response."""
     keys = one_of({}, {}, {"overlong": "error"}, {"overlong": "skip"}, {"overlong": "truncate_left"})
     if keys and made["keys"]["custom.trainer_variant"].startswith("vine") and keys["overlong"] == "truncate_left":
-        return  # prompts that are cut may be equal, and continuations are told apart by them
+        return  # prompts that are cut may be equal, and continuations are known by them
     lengths = (60, 48) if made["family"] == "qwen3_vl" else (42, 34)
     made["keys"] |= keys | ({"global_max_length": one_of(*lengths)} if keys else {})
 

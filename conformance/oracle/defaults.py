@@ -5,14 +5,8 @@ E, D = "custom.extra.environment", "custom.extra.distill"
 _DEFAULTS = {
     "overlong": "error",
     "tuner": {"train_type": "full", "lora_rank": 8, "lora_alpha": 16, "lora_dropout": 0.0, "use_dora": False}
-    | {
-        "rank_pattern": {},
-        "alpha_pattern": {},
-        "use_rslora": False,
-        "freeze_llm": False,
-        "freeze_vit": False,
-        "freeze_aligner": False,
-    },
+    | {"rank_pattern": {}, "alpha_pattern": {}, "use_rslora": False}
+    | {"freeze_llm": False, "freeze_vit": False, "freeze_aligner": False},
     "custom.prompts": {"system": "", "user": ""},
     R: {"rollout_generate_batch_size": 1, "max_new_tokens": 512, "repetition_penalty": 1.0, "overlap": "off"}
     | {"candidate_top_k": 10, "maskiou_gate": 0.3, "maskiou_resolution": 256, "fp_cost": 1.0, "fn_cost": 1.0}

@@ -70,6 +70,8 @@ class Oracle:
         self.sampler = Policy(directory, tuner, dtype=torch.float32)
         self.reference = self.policy if self.policy.adapts else Policy(directory, tuner)
         self.num_steps, self.ranks = self.keys[f"{T}.max_steps"], draw.get("ranks", 1)
+        places = [[self.folder / name for name in one.get("images", [])] for one in draw["samples"]]
+        self.sizes = [[Image.open(path).size for path in own] for own in places]
         self.kept = self.fitting()
         self.optimizer = Optimizer(below(self.keys, T), self.num_steps)
         self.version, self.synced, self.calls, self.firsts = 0, {}, [], []
@@ -140,14 +142,10 @@ class Oracle:
         limit, rule = self.keys["global_max_length"] - self.keys[f"{R}.max_new_tokens"], self.keys["overlong"]
         if f"{E}.name" in self.keys:
             limit = self.keys["global_max_length"] - self.keys[f"{E}.max_response_tokens"]
-        self.prompt_limit, places = math.inf, list(range(len(self.draw["samples"])))
-        whole = [self.prompt(i) for i in places]
-        lengths = [len(self.words.expanded(ids, self.sizes(i))) for i, ids in enumerate(whole)]
-        if rule == "truncate_left":
-            self.prompt_limit = limit
-            lengths = [min(length, limit) if self.prompt(i) else length for i, length in enumerate(lengths)]
-        kept = [i for i in places if lengths[i] <= limit]
-        if not kept or (rule == "error" and len(kept) < len(places)):
+        self.prompt_limit = limit if rule == "truncate_left" else math.inf
+        lengths = [len(self.words.expanded(self.prompt(i), own)) for i, own in enumerate(self.sizes)]
+        kept = [i for i, length in enumerate(lengths) if 0 < length <= limit]  # 0: there was too little to cut
+        if not kept or (rule == "error" and len(kept) < len(lengths)):
             raise Refused("prompt-too-long")
         if rule == "truncate_left" and self.draw.get("dialect") in ("vllm", "swift"):
             raise Refused("prompt-not-truncated")
@@ -293,7 +291,7 @@ class Oracle:
         entry, asked = self.distill["teachers"][place], c
         if "prompt" in entry:
             prompt = self.prompt(c["index"], entry["prompt"])
-            asked = c | {"expanded": self.words.expanded(prompt, self.sizes(c["index"]))}
+            asked = c | {"expanded": self.words.expanded(prompt, self.sizes[c["index"]])}
         policy = self.means[place] or (self.policy if entry.get("self") else self.reference)
         options = {"temperature": self.decoding["temperature"], "banned": self.words.banned}
         return policy.distribution(asked, adapted=bool(entry.get("self")), **options)
@@ -323,12 +321,8 @@ class Oracle:
             fields = {"question": chat[-1][1]} | one["metadata"]
             chat[-1] = (chat[-1][0], other.format(**fields))
         ids = self.words.chat([*([("system", system)] if system else []), *chat])
-        excess = len(self.words.expanded(ids, self.sizes(index))) - self.prompt_limit
+        excess = len(self.words.expanded(ids, self.sizes[index])) - self.prompt_limit
         return self.words.without_first(ids, excess) if excess > 0 else ids
-
-    def sizes(self, index: int) -> list[tuple[int, int]]:
-        """Of its images."""
-        return [Image.open(self.folder / name).size for name in self.draw["samples"][index].get("images", [])]
 
     def generate(self, asked: list, seeds: list, decoding: dict, *, rank: int, pieces: int = 1) -> list:
         """[(ids with the stop token, log-probabilities)]: what servers write, or the policy itself."""
@@ -382,7 +376,7 @@ class Oracle:
         response = target[:-1] if ended else target
         paths = [str(self.folder / name) for name in self.draw["samples"][index].get("images", [])]
         prompt = self.prompt(index)
-        expanded = self.words.expanded(prompt, self.sizes(index))
+        expanded = self.words.expanded(prompt, self.sizes[index])
         made = {"index": index, "prompt": prompt, "expanded": expanded, "images": paths}
         made |= {"target": target, "response": response, "ended": ended, "engine": logprobs, "written": None}
         paid, said = pay(self.words.text(response), self.rules.get("rewards", []))
